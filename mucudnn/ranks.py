@@ -58,7 +58,8 @@ def agreed(find: Callable[[], tuple[Picture, Callable[[], Plan]]]) -> Plan:
         return make()
     here, make = _together(find)
     objections: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(objections, _objection(of_the_first(here), here))
+    first = of_the_first(here)
+    dist.all_gather_object(objections, _together(lambda: _objection(first, here)))
     said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]
     if said:
         raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
@@ -110,9 +111,11 @@ def _portable(error: Exception) -> Exception:
 
 def _objection(first: Picture, here: Picture) -> str | None:
     """Return in what this rank differs from the first one, or None if in nothing that matters."""
-    for name, asked in here.asked.items():
-        if asked != first.asked[name]:
-            return f"asks for {name} {asked}, where rank {_DECIDING} asks for {first.asked[name]}"
+    for name in {**first.asked, **here.asked}:  # other releases may know other options
+        if name not in here.asked or name not in first.asked:
+            return f"is of another release: of it and rank {_DECIDING} only one knows the option {name!r}"
+        if here.asked[name] != first.asked[name]:
+            return f"asks for {name} {here.asked[name]}, where rank {_DECIDING} asks for {first.asked[name]}"
     for site in sorted({*first.problems, *here.problems}):
         if first.problems.get(site) != here.problems.get(site):
             there, computed = (each.problems.get(site, "nothing") for each in (first, here))

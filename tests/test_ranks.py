@@ -117,6 +117,11 @@ HERE = Picture({SITE: a_problem()}, an_environment(), {"mode": "reuse"})
         ({"environment": an_environment(soft={"load": "9"})}, None),
         ({"environment": an_environment(policy={"threads": "3"})}, "has another environment: .*threads"),
         ({"asked": {"mode": "sharing"}}, "^asks for mode sharing, where rank 0 asks for reuse$"),
+        ({"asked": {}}, "^is of another release: of it and rank 0 only one knows the option 'mode'$"),
+        (
+            {"asked": {"mode": "reuse", "depth": "3"}},
+            "^is of another release: .* only one knows the option 'depth'$",
+        ),
         ({"problems": {}}, "^computes nothing at conv fprop, where rank 0 computes fprop 32x"),
         ({"problems": {SITE: a_problem(batch=3)}}, "^computes fprop 3x.* at conv fprop, where rank 0 com"),
         (
