@@ -65,7 +65,8 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
 def _write_on(descriptor: int, content: bytes) -> None:
     for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
         if stream is not None:
-            stream.flush()
+            with contextlib.suppress(ValueError):  # it is closed
+                stream.flush()
     with os.fdopen(os.dup(descriptor), "wb") as opened:
         opened.write(content)
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +302,28 @@ def test_standard_output_is_written_behind_what_was_printed(tmp_path: Path) -> N
         subprocess.run(words, stdout=output, check=True)
 
     assert (tmp_path / "all").read_text(encoding="utf-8") == f"1\n{a_plan().to_text()}2\n"
+
+
+def test_an_open_file_is_written_where_nothing_can_be_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = (tmp_path / "closed").open("w")
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    with (tmp_path / "plan.json").open("w") as opened:
+        a_plan().save(f"/dev/fd/{opened.fileno()}")
+
+    assert Plan.load(tmp_path / "plan.json") == a_plan()
+
+
+def test_an_open_file_is_written_where_what_is_printed_goes_to_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=lambda: None))  # of which nobody asks more
+    with (tmp_path / "plan.json").open("w") as opened:
+        a_plan().save(f"/dev/fd/{opened.fileno()}")
+
+    assert Plan.load(tmp_path / "plan.json") == a_plan()
 
 
 def test_a_plan_in_shared_memory_is_replaced_as_any_other() -> None:
