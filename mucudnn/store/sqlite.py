@@ -15,7 +15,6 @@ from mucudnn.files import write_whole
 from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
-from mucudnn.sizes import LARGEST
 from mucudnn.store import connections, rows, schema
 from mucudnn.store.base import Store
 
@@ -41,7 +40,8 @@ _ADD_RECORD = f"""
         refusal_reason = excluded.refusal_reason, limit_bytes = excluded.limit_bytes,
         deterministic = excluded.deterministic, date = excluded.date
     WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
-        AND records.limit_bytes < ifnull(excluded.limit_bytes, {LARGEST})"""
+        AND records.limit_bytes IS NOT NULL
+        AND (excluded.limit_bytes IS NULL OR records.limit_bytes < excluded.limit_bytes)"""
 
 _FIND_ENVIRONMENTS = "SELECT * FROM environments ORDER BY id"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Measurement, Record, Refusal, RefusalKind, Trial
+from mucudnn.sizes import LARGEST
 from mucudnn.store import MemoryStore, SqliteStore, Store
 from mucudnn.store.steadfast import SteadfastStore
 from tests.examples import (
@@ -87,11 +88,11 @@ _measurements = st.builds(
 
 
 @given(
-    workspace_bytes=st.none() | st.integers(0, 2**63 - 1),
+    workspace_bytes=st.none() | st.integers(0, LARGEST),
     error=st.none() | st.floats(min_value=0, allow_nan=False),
     times=st.none() | _measurements,
     setup=st.none() | _measurements,
-    limit_bytes=st.none() | st.integers(0, 2**63 - 1),
+    limit_bytes=st.none() | st.integers(0, LARGEST),
     refusal=st.none() | st.tuples(st.sampled_from(RefusalKind), st.text(st.characters(codec="utf-8"))),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -120,7 +121,7 @@ def test_a_limit_beyond_all_memory_can_be_kept(store: Store) -> None:
     (record,) = store.records(an_environment(), [a_trial()]).values()
 
     assert record.limit_bytes is not None
-    assert record.limit_bytes >= 2**63 - 1
+    assert record.limit_bytes >= LARGEST
 
 
 def test_a_look_up_answers_in_the_order_of_the_trials(store: Store) -> None:
@@ -187,6 +188,13 @@ def test_a_refusal_for_size_gives_way_to_a_larger_limit(store: Store, limit_byte
 
     assert store.records(an_environment(), [a_trial()]) == {a_trial(): measured}
     assert store.count() == 1
+
+
+def test_a_refusal_under_the_largest_limit_gives_way_to_none(store: Store) -> None:
+    measured = dataclasses.replace(a_record(), limit_bytes=None)
+    store.add_records(an_environment(), [an_over_limit_record(LARGEST), measured])
+
+    assert store.records(an_environment(), [a_trial()]) == {a_trial(): measured}
 
 
 def test_a_refusal_for_size_gives_way_to_one_under_a_larger_limit(store: Store) -> None:
