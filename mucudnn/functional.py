@@ -49,7 +49,7 @@ class DividedConvolution:
         owners: Mapping[ConvOp, Owner] | None = None,
         limits: Mapping[ConvOp, int] | None = None,
         capacity_bytes: int = 0,
-        tell_untuned: Callable[[], None] | None = None,
+        untuned: Mapping[ConvOp, Callable[[], None]] | None = None,
     ) -> None:
         """Prepare the three ops.
 
@@ -60,12 +60,13 @@ class DividedConvolution:
             owners: of the workspaces, in sharing mode; without them all sites share one.
             limits: bytes that the buffer and what PyTorch's own takes beside it may take together.
             capacity_bytes: what the buffer may grow to at once, since other convolutions need it.
-            tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
+            untuned: who is told when a gradient is computed that was not tuned: the input's as dgrad, the
+                weight's as wgrad.
         """
         self._backend = backend
         self.problem = problem
         self._owners = owners or {}
-        self._tell_untuned = tell_untuned
+        self._untuned = untuned
         own = undivided(backend.own, problem.batch)
         self._runners = {
             op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
@@ -123,8 +124,8 @@ class DividedConvolution:
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
-        if needed[1] and self._tell_untuned is not None:
-            self._tell_untuned()
+        if self._untuned:
+            self._tell_untuned(self._untuned, needed)
         gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self.arguments, needed)
@@ -136,6 +137,12 @@ class DividedConvolution:
         dw = strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
         return dx, dw, db
+
+    @staticmethod
+    def _tell_untuned(untuned: Mapping[ConvOp, Callable[[], None]], needed: tuple[bool, bool, bool]) -> None:
+        for role, is_needed in zip((ConvOp.DGRAD, ConvOp.WGRAD), needed, strict=False):
+            if is_needed and role in untuned:
+                untuned[role]()
 
 
 class _Convolution(torch.autograd.Function):

@@ -74,7 +74,8 @@ def optimize(
             float32 it is some 2e-7 for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for
             Winograd's. None leaves the backend's bound alone.
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
-            "wgrad".
+            "wgrad". Gradients that the sample does not need, such as dgrad of the first layer where it does
+            not require one, are left out in any case.
         backend: "auto", or a backend's name, but no recording: the patched model runs here.
         store: where profiles are kept: a file, a Store, or None for the default file.
         again: whether to forget what the store knows of these convolutions and measure them anew, for example

@@ -26,7 +26,7 @@ def twins() -> Twins:
     torch.manual_seed(0)
     twin = a_chain().double()
     model = copy.deepcopy(twin)
-    return apply(model, a_plan_for(copy.deepcopy(model), images())), twin
+    return apply(model, a_plan_for(copy.deepcopy(model), images().requires_grad_())), twin
 
 
 def images(seed: int = 1) -> Tensor:

@@ -21,7 +21,7 @@ from mucudnn.execution.workspace import release_workspaces
 from mucudnn.patching.fitting import Memory
 from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
-from mucudnn.patching.shapes import Learn, TunedShapes, Variant
+from mucudnn.patching.shapes import Learn, TunedShapes, Variant, gradient_ops
 from mucudnn.patching.suiting import backend_at_home, check_runnable, get_ready, suiting_module
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -81,16 +81,19 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     by_pages, home = backend.takes_memory_by_pages, backend.flags()
     memory = Memory.of(plan, is_growing=learn is not None, by_pages=by_pages)
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
-    has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
+    gradients = frozenset(
+        role
+        for path, variants in grouped.items()
+        for role, op in gradient_ops(is_transposed=suiting[path][1].is_transposed).items()
+        if any(op in assigned for assigned in variants.values())
+    )
     patches = {}
     for path, variants in grouped.items():
         if learn is None and not _changes(variants, memory):
             continue  # what computes as before in any case costs nothing
         module, kind, problems = suiting[path]
         shapes = _variants(path, variants, problems, frozen, memory)
-        tuned = TunedShapes(
-            path, shapes, memory, notice, home, learn, has_weight_gradients=has_weight_gradients
-        )
+        tuned = TunedShapes(path, shapes, memory, notice, home, learn, gradients=gradients)
         patches[path] = PatchedForward(module, kind, tuned, servers)
     for each in plan.assignments:
         get_ready(each, backend)

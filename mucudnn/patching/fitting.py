@@ -87,7 +87,7 @@ def divided(
     assignments: Mapping[ConvOp, Assignment],
     memory: Memory,
     owners: Mapping[ConvOp, Owner] | None = None,
-    tell_untuned: Callable[[], None] | None = None,
+    untuned: Mapping[ConvOp, Callable[[], None]] | None = None,
 ) -> DividedConvolution:
     """Return what computes a forward pass and its gradients as its sites' assignments have it.
 
@@ -97,7 +97,7 @@ def divided(
         assignments: what each op runs; the others run PyTorch's own convolution.
         memory: of the plan.
         owners: of the workspaces, in sharing mode.
-        tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
+        untuned: who is told of gradients that were not tuned; see `DividedConvolution`.
 
     Raises:
         BackendError: the batch cannot be made of sizes that were measured, or its parts are not computed or
@@ -121,9 +121,7 @@ def divided(
     for op, division in divisions.items():
         _check_permitted(backend, problems[op], division)
     limits = memory.room.bounds(problem, divisions)
-    result = DividedConvolution(
-        backend, problem, divisions, owners, limits, memory.capacity_bytes, tell_untuned
-    )
+    result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes, untuned)
     for op, share_bytes in shares.items():
         if result.buffer_bytes[op] > share_bytes:
             raise BackendError(

@@ -1,6 +1,7 @@
 """The shapes that a module was tuned for: which of them serves a call, or why none does."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock
 from mucudnn.patching.fitting import Memory, divided
 from mucudnn.plan import Assignment, Plan
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, op_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class TunedShapes:
         home: Hashable,
         learn: Learn | None = None,
         *,
-        has_weight_gradients: bool = False,
+        gradients: frozenset[ConvOp] = frozenset(),
     ) -> None:
         """Remember what was tuned.
 
@@ -70,8 +71,8 @@ class TunedShapes:
             notice: shared by all modules of the model.
             home: the backend's flags under which the plan's environment is that of this process.
             learn: tunes shapes that are not known; without it they run PyTorch's own convolution.
-            has_weight_gradients: whether such a gradient was tuned of any module of the model: then one that
-                was not was frozen, and is told of when it is needed after all.
+            gradients: which were tuned of any module of the model, an input's as dgrad, a weight's as wgrad:
+                then one that was not was not needed, and is told of when it is after all.
         """
         self._path = path
         self._variants = variants
@@ -79,7 +80,7 @@ class TunedShapes:
         self._notice = notice
         self._home = home
         self._learn = learn
-        self._has_weight_gradients = has_weight_gradients
+        self._gradients = gradients
         self._serves_others = False
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
@@ -139,7 +140,7 @@ class TunedShapes:
             self._memory,
             self._notice,
             self._home,
-            has_weight_gradients=self._has_weight_gradients,
+            gradients=self._gradients,
         )
         twin._serves_others = True
         return twin
@@ -248,14 +249,27 @@ class TunedShapes:
         owners = {}
         if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
-        is_trained_after_all = self._has_weight_gradients and ConvOp.WGRAD not in variant.assignments
-        tell = self._tell_trained_after_all if is_trained_after_all else None
-        return divided(backend, problem, variant.assignments, self._memory, owners, tell)
+        ops = gradient_ops(is_transposed=variant.problem.op is ConvOp.DGRAD)
+        untuned = {
+            role: functools.partial(self._tell_after_all, role)
+            for role in self._gradients
+            if ops[role] not in variant.assignments
+        }
+        return divided(backend, problem, variant.assignments, self._memory, owners, untuned)
 
-    def _tell_trained_after_all(self) -> None:
-        """Warn that the gradient of a weight is needed which needed none when the module was tuned."""
-        what = f"{self._whose} was tuned while its weight needed no gradient, and now needs it"
-        self._notice.give(Reason.TRAINED_AFTER_ALL, what, "PyTorch's own convolution computes that")
+    def _tell_after_all(self, role: ConvOp) -> None:
+        """Warn that a gradient is needed which was not when the module was tuned."""
+        whose, reason = {
+            ConvOp.DGRAD: ("input", Reason.INPUT_AFTER_ALL),
+            ConvOp.WGRAD: ("weight", Reason.TRAINED_AFTER_ALL),
+        }[role]
+        what = f"{self._whose} was tuned while its {whose} needed no gradient, and now needs it"
+        self._notice.give(reason, what, "PyTorch's own convolution computes that")
+
+
+def gradient_ops(*, is_transposed: bool) -> dict[ConvOp, ConvOp]:
+    """Return the ops of a layer's gradients: of its input's, as dgrad, and of its weight's, as wgrad."""
+    return {role: op_of(role, is_transposed=is_transposed) for role in (ConvOp.DGRAD, ConvOp.WGRAD)}
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:

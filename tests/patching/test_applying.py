@@ -681,7 +681,7 @@ def test_a_plan_from_a_file_runs() -> None:
     model = a_chain().double()
     twin = copy.deepcopy(model)
 
-    apply(model, Plan.from_text(a_plan_for(model, images_of()).to_text()))
+    apply(model, Plan.from_text(a_plan_for(model, images_of().requires_grad_()).to_text()))
 
     assert is_divided(model, images_of())
     assert_same_step(model, twin, images_of())

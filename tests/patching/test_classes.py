@@ -120,7 +120,7 @@ def assert_divided_as_its_twin(model: nn.Module, twin: nn.Module, images: Tensor
 
 @pytest.mark.parametrize("kind", [Marked, Noted, Doubled])
 def test_images_of_a_class_are_divided_as_their_class_wants(kind: type[Tensor]) -> None:
-    model, twin = twins_of(every_way, images_of())
+    model, twin = twins_of(every_way, images_of().requires_grad_())
 
     assert_divided_as_its_twin(model, twin, images_of().as_subclass(kind))
     assert_divided_as_its_twin(model, twin, images_of(3).as_subclass(kind))  # a smaller batch
@@ -128,7 +128,7 @@ def test_images_of_a_class_are_divided_as_their_class_wants(kind: type[Tensor]) 
 
 
 def test_what_a_class_hands_on_is_handed_on() -> None:
-    model, _ = twins_of(every_way, images_of())
+    model, _ = twins_of(every_way, images_of().requires_grad_())
     images = images_of().as_subclass(Noted)
     images.origin = "here"
 

@@ -492,7 +492,7 @@ def test_two_threads_do_not_disturb_each_other() -> None:
 
 
 def test_in_sharing_mode_the_numbers_are_those_of_the_twin() -> None:
-    model, twin = twins_of(a_chain, images_of(), Mode.SHARING)
+    model, twin = twins_of(a_chain, images_of().requires_grad_(), Mode.SHARING)
 
     assert_same_step(model, twin, images_of())
 

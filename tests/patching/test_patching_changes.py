@@ -258,6 +258,25 @@ def test_a_weight_that_is_frozen_no_longer_has_its_gradient_from_pytorch_and_tha
         torch.testing.assert_close(mine.grad, other.grad)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_an_input_gradient_that_the_sample_did_not_need_is_told_of_once(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(kind(4, 4, 3, padding=1) for _ in range(2))).double()
+    twin = copy.deepcopy(model)
+    apply(model, a_plan_for(model, images()))
+    mine, other = images().requires_grad_(), images().requires_grad_()
+    model(images()).square().sum().backward()  # of which a warning would be an error
+
+    with pytest.warns(UntunedWarning, match=r"'0' was tuned while its input needed .*requires_grad_") as told:
+        model(mine).square().sum().backward()
+    model(mine).square().sum().backward()
+    for _ in range(2):
+        twin(other).square().sum().backward()
+
+    assert len(told) == 1
+    torch.testing.assert_close(mine.grad, other.grad)
+
+
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_gradients_that_are_as_they_were_tuned_are_not_told_of(*, is_frozen: bool) -> None:
     """The other model was tuned for inference, where no gradient is missed."""

@@ -134,7 +134,7 @@ def test_only_shapes_that_run_the_same_in_any_graph_have_equal_content() -> None
 
 
 def test_a_gradient_that_was_not_tuned_is_told_of_in_the_name_of_all_equal_modules() -> None:
-    shapes = _shapes(_variant(PIXELS), has_weight_gradients=True).for_others()
+    shapes = _shapes(_variant(PIXELS), gradients=frozenset({ConvOp.WGRAD})).for_others()
     convolution = shapes.convolution(CpuBackend(), PIXELS)
     assert convolution is not None
     weight = torch.ones(PIXELS.filter_shape, requires_grad=True)

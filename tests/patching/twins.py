@@ -27,7 +27,7 @@ def twins_of(build: Build, sample: Tensor, mode: Mode = Mode.REUSE) -> tuple[nn.
 
 
 def chain_twins(samples: int = 8) -> tuple[nn.Module, nn.Module]:
-    return twins_of(a_chain, images_of(samples))
+    return twins_of(a_chain, images_of(samples).requires_grad_())
 
 
 def images_of(samples: int = 8, size: int = 6) -> Tensor:
