@@ -76,6 +76,8 @@ class DividedConvolution:
         self.is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self.order = memory_format(problem.layout, len(problem.input_shape))
         self.arguments = ConvArguments.of_problem(problem)
+        image_shape = problem.output_shape if self.arguments.is_transposed else problem.input_shape
+        self._shapes = (image_shape, problem.filter_shape)
         self._forward, self._input_gradient = (
             op_of(role, is_transposed=self.arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
         )
@@ -138,6 +140,17 @@ class DividedConvolution:
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
         return dx, dw, db
 
+    def computes(self, image: Tensor, weight: Tensor, gradient: Tensor) -> bool:
+        """Return whether gradients of what was kept are these: others may lie in a tensor by now.
+
+        Hooks of saved tensors may return anything, and `data` of an image or a weight may be set.
+        """
+        return (
+            (image.shape, weight.shape) == self._shapes
+            and image.dtype == weight.dtype == gradient.dtype
+            and image.device == weight.device == gradient.device
+        )
+
     @staticmethod
     def _tell_untuned(untuned: Mapping[ConvOp, Callable[[], None]], needed: tuple[bool, bool, bool]) -> None:
         for role, is_needed in zip((ConvOp.DGRAD, ConvOp.WGRAD), needed, strict=False):
@@ -171,11 +184,11 @@ class _Convolution(torch.autograd.Function):
         image, weight = ctx.saved_tensors
         # Gradients that are differentiated again, or batched, only PyTorch's own can compute; hooks of saved
         # tensors may have made others of them.
-        again = torch.is_grad_enabled() or is_traced(gradient, image, weight)
         convolution: DividedConvolution = ctx.convolution
+        again = torch.is_grad_enabled() or is_traced(gradient, image, weight)
         needed = _wanted(ctx)
         with without_autocast(autocast_dtype(image.device)):  # of who calls backward in it
-            if again:
+            if again or not convolution.computes(image, weight, gradient):
                 return (*own_gradients(gradient, image, weight, convolution.arguments, needed), None)
             return (*convolution.gradients(gradient, image, weight, needed), None)
 

@@ -1,6 +1,7 @@
 """The divided convolution is PyTorch's convolution: values, gradients, refusals."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -494,14 +495,35 @@ def test_saved_tensors_that_come_back_in_another_layout_do(
         assert_close(result, gradient)
 
 
-@pytest.mark.parametrize("algorithm", [OWN, "cpu:winograd4", "cpu:cc_winograd4"])
-def test_saved_tensors_that_come_back_in_another_type_are_refused(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", [OWN, "cpu:im2col", "cpu:winograd4", "cpu:cc_winograd4"])
+@pytest.mark.parametrize(
+    "pack",
+    [Tensor.bfloat16, lambda tensor: tensor[: len(tensor) // 2], lambda tensor: torch.cat([tensor, tensor])],
+    ids=["another type", "half", "twice"],
+)
+def test_saved_tensors_of_which_others_come_back_are_refused_as_pytorch_does(
+    pack: Callable[[Tensor], Tensor], algorithm: str
+) -> None:
     wanted = tensors(PLAIN)
-    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, Tensor.detach):
+    with torch.autograd.graph.saved_tensors_hooks(pack, Tensor.detach):
+        y = divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))
+        expected = torch_conv(*wanted, **PLAIN.arguments)
+
+    with pytest.raises(RuntimeError) as told:
+        gradients(expected, wanted)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(told.value))}$"):
+        gradients(y, wanted)
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:cc_winograd4"])
+def test_saved_tensors_that_come_back_without_values_end_no_process(algorithm: str) -> None:
+    wanted = tensors(PLAIN)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor.to("meta")):
         y = divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))
 
-    with pytest.raises((RuntimeError, BackendError)):
-        gradients(y, wanted)
+    dx, dw, _ = gradients(y, wanted)  # whatever they hold, as PyTorch's own
+
+    assert (dx.shape, dw.shape) == (wanted[0].shape, wanted[1].shape)
 
 
 # Refusals.
