@@ -14,13 +14,20 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.backends.base import UnweighableError
 from mucudnn.choices import Mode
 from mucudnn.convolutions.functions import ConvolutionMode
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.convolutions.surroundings import is_traced, overriding_mode, watcher
-from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.errors import (
+    BackendError,
+    OptionError,
+    PlanError,
+    UnmeasuredError,
+    UntunedWarning,
+    UnweighableError,
+    warn_user,
+)
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import is_examining
 from mucudnn.functional import DividedConvolution

@@ -10,7 +10,8 @@ MucudnnError
 ├── BackendError                      a backend or an algorithm cannot be used here
 │   ├── CompilationError              an algorithm's code could not be compiled, now
 │   ├── DeviceLostError               an algorithm has broken the device for this process
-│   └── UnmeasuredError               a convolution cannot be measured now, whatever computes it
+│   ├── UnmeasuredError               a convolution cannot be measured now, whatever computes it
+│   └── UnweighableError              no workspace can be measured here, whatever takes it
 ├── StoreError                        a store that is damaged or newer than this version
 └── PlanError
     ├── PlanFormatError               a plan that is damaged or newer than this version
@@ -133,6 +134,10 @@ class UnmeasuredError(BackendError):
 
     Memory is lacking for its operands, PyTorch's own convolution fails, or nobody counts what that takes.
     """
+
+
+class UnweighableError(BackendError):
+    """No workspace can be measured here, whatever takes it, as where the system is not Linux."""
 
 
 class CompilationError(BackendError):

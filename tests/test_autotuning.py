@@ -16,7 +16,6 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 
 import mucudnn
 from mucudnn.autotuning import Autotune, autotune
-from mucudnn.backends.base import UnweighableError
 from mucudnn.errors import (
     BackendError,
     InfeasibleError,
@@ -24,6 +23,7 @@ from mucudnn.errors import (
     PlanError,
     UnmeasuredError,
     UntunedWarning,
+    UnweighableError,
 )
 from mucudnn.functional import DividedConvolution
 from mucudnn.live.measurer import LiveMeasurer

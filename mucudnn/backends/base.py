@@ -58,10 +58,6 @@ class JobFailedError(BackendError):
     """A job that was to be weighed has failed."""
 
 
-class UnweighableError(BackendError):
-    """Nothing can be weighed here, whatever it is."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A piece of work to be weighed, perhaps in another process.

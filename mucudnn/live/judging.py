@@ -3,10 +3,16 @@
 import dataclasses
 
 from mucudnn.backends import Backend
-from mucudnn.backends.base import UnweighableError
 from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.division import undivided
-from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError, warn_user
+from mucudnn.errors import (
+    BackendWarning,
+    CompilationError,
+    DeviceLostError,
+    UnmeasuredError,
+    UnweighableError,
+    warn_user,
+)
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.profile import Record, Refusal, RefusalKind
 

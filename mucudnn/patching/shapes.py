@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from mucudnn.backends import Backend, backend_name
-from mucudnn.backends.base import UnweighableError
 from mucudnn.convolutions.notices import Notice, Reason
-from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, UnweighableError, warn_user
 from mucudnn.execution.workspace import Owner
 from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock

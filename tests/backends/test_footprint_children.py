@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from mucudnn.backends.base import Job, UnweighableError
+from mucudnn.backends.base import Job
 from mucudnn.backends.cpu import footprint
 from mucudnn.backends.cpu.footprint import CHILD_MODULE, FootprintMeter, _Child
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, UnweighableError
 from tests.alone import Server
 from tests.backends import light_child
 from tests.forks import in_a_child

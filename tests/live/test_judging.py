@@ -5,9 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from mucudnn.backends import Job
-from mucudnn.backends.base import UnweighableError
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
+from mucudnn.errors import (
+    BackendError,
+    BackendWarning,
+    CompilationError,
+    DeviceLostError,
+    UnmeasuredError,
+    UnweighableError,
+)
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Record, RefusalKind, Trial

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mucudnn.backends.base import UnweighableError
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Mode, Policy
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning
+from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, UnweighableError
 from mucudnn.patching.fitting import Memory
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant
 from mucudnn.plan import Assignment, ConvSite, Plan

@@ -18,8 +18,8 @@ from typing import IO, cast
 
 import torch
 
-from mucudnn.backends.base import Job, JobFailedError, UnweighableError
-from mucudnn.errors import CompilationError, UnmeasuredError
+from mucudnn.backends.base import Job, JobFailedError
+from mucudnn.errors import CompilationError, UnmeasuredError, UnweighableError
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import ForkSafeLock, unforked_lock
 
