@@ -46,6 +46,11 @@ class PairedTimes:
         """How many times as fast as before it is now: the median of the rounds' quotients."""
         return ratio(self.now_ns, self.before_ns)
 
+    @cached_property
+    def saved(self) -> Estimate:
+        """Seconds less than before: the median of the rounds' differences."""
+        return _saved(_seconds(self.before_ns), _seconds(self.now_ns))
+
     @property
     def verdict(self) -> Verdict:
         """What the rounds say of now against before."""
@@ -125,11 +130,15 @@ def break_even(cost_s: float, before_s: Sequence[float], now_s: Sequence[float])
         before_s: seconds of a step before, one for each round, or each process.
         now_s: seconds of a step now, from the same ones.
     """
-    saved = estimate([before - now for before, now in zip(before_s, now_s, strict=True)])
+    saved = _saved(before_s, now_s)
     median, low, high = (
         cost_s / each if each > 0 else math.inf for each in (saved.median, saved.high, saved.low)
     )
     return Estimate(median, low, high, saved.samples)
+
+
+def _saved(before_s: Sequence[float], now_s: Sequence[float]) -> Estimate:
+    return estimate([before - now for before, now in zip(before_s, now_s, strict=True)])
 
 
 def _seconds(spans_ns: Sequence[int]) -> list[float]:

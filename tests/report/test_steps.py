@@ -35,6 +35,16 @@ def test_the_table_has_the_step_its_convolutions_and_each_of_them() -> None:
     ]
 
 
+def test_what_is_saved_is_what_pays_for_tuning() -> None:
+    spans = [(100, 88), (200, 188), (120, 150)]  # medians of 120 and 150, and mostly 12 saved
+    step = PairedTimes(*(tuple(span * MS for span in each) for each in zip(*spans * 4, strict=True)))
+
+    found = dataclasses.replace(FOUND, step=step)
+
+    assert " 120.0 [100.0, 200.0] 150.0 [88.0, 188.0] 12.00 1.06 " in table_of(found)[1]
+    assert "each minute that it took is paid back by 5000 steps" in (note(found, "tuning") or "")
+
+
 def test_the_title_says_what_stands_against_what() -> None:
     title = render_comparison(FOUND, width=1000).splitlines()[0]
 
