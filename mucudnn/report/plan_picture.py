@@ -18,7 +18,7 @@ from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
-from mucudnn.report.sites import speedup_at, workspace_at
+from mucudnn.report.sites import speedup_at, workspace_at, workspace_before_at
 from mucudnn.report.words import PERCENT, PLAN_SOURCE, and_more, check_told, describe_environment, elided
 from mucudnn.sizes import format_bytes
 
@@ -33,6 +33,9 @@ _FRONT_COLUMNS = 3
 
 _FRONTS = 8
 """How many convolutions are drawn with their fronts: those that take most time, all equal ones together."""
+
+_HEADROOM = 1.08
+"""How far a front's panel reaches beyond its longest time, so that no mark is cut off."""
 
 _LONGEST = 48
 """Characters of a name, and of what runs; the table has the rest."""
@@ -213,7 +216,7 @@ def _times(assigned: Assignment) -> tuple[Span | None, Span | None]:
 
 def _workspaces(assigned: Assignment) -> tuple[Span | None, Span | None]:
     """Return bytes of workspace before and now."""
-    before = assigned.seen.reference_workspace_bytes
+    before = workspace_before_at(assigned)
     return None if before is None else Span.exact(before), Span.exact(workspace_at(assigned))
 
 
@@ -284,5 +287,5 @@ def _draw_front(axes: "Axes", curve: _Curve, plan: Plan) -> None:
     drawing.scale_bytes(axes, [plan.limit_bytes])
     if plan.mode is Mode.REUSE:  # in sharing mode it is the limit of a sum
         drawing.draw_limit(axes, plan.limit_bytes)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, _HEADROOM * max(*ms, curve.now[1] / _MS))
     axes.set_title(curve.title, loc="left")

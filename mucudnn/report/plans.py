@@ -17,7 +17,13 @@ from mucudnn.report.plan_notes import (
     TRIED,
     plan_notes,
 )
-from mucudnn.report.sites import is_base_over_limit, is_base_over_share, speedup_at, workspace_at
+from mucudnn.report.sites import (
+    is_base_over_limit,
+    is_base_over_share,
+    speedup_at,
+    workspace_at,
+    workspace_before_at,
+)
 from mucudnn.report.table import Row, table
 from mucudnn.report.words import (
     DEFAULT_WIDTH,
@@ -93,11 +99,11 @@ def _place_and_shape(plan: Plan) -> Callable[[Assignment], tuple[str, str]]:
 
 def _cells(assigned: Assignment, plan: Plan) -> Row:
     """Return the texts of a row, in the order of the headings."""
-    seen, speedup = assigned.seen, speedup_at(assigned)
+    seen, speedup, before_bytes = assigned.seen, speedup_at(assigned), workspace_before_at(assigned)
     return (
         f"  {assigned.site.op}",
         _why_no_base(assigned) if seen.reference is None else describe_ms(seen.reference),
-        "-" if seen.reference_workspace_bytes is None else format_bytes(seen.reference_workspace_bytes),
+        "-" if before_bytes is None else format_bytes(before_bytes),
         "\n+ ".join(describe_runs(assigned.division)),
         "not timed" if seen.chosen is None else describe_ms(seen.chosen),
         format_bytes(workspace_at(assigned)),

@@ -42,6 +42,14 @@ def workspace_at(assigned: Assignment) -> int:
     return assigned.seen.workspace_bytes or assigned.division.workspace_bytes
 
 
+def workspace_before_at(assigned: Assignment) -> int | None:
+    """Return the bytes that PyTorch's own takes at a site; None if they are not known.
+
+    Where that stays they are those that the site takes now.
+    """
+    return workspace_at(assigned) if assigned.is_kept else assigned.seen.reference_workspace_bytes
+
+
 def speedup_at(assigned: Assignment) -> float | None:
     """Return how many times as fast as before a site runs, if that is known.
 

@@ -210,6 +210,8 @@ def test_a_front_is_drawn_in_steps_up_to_the_limit() -> None:
     axes = below.axes[1]
     steps, points, now, limit = axes.lines
     assert axes.get_title(loc="left") == "one fprop"
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 1.05 * max([*steps.get_ydata(), *now.get_ydata()])  # no mark is cut off
     assert steps.get_drawstyle() == "steps-post"
     assert [*steps.get_xdata()] == [MIB, 2 * MIB, 4 * MIB, 8 * MIB]
     assert [*steps.get_ydata()] == pytest.approx([9.0, 4.0, 3.0, 3.0])

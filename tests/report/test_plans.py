@@ -72,6 +72,15 @@ def test_a_site_without_gain_is_listed_like_all_others() -> None:
     ]
 
 
+def test_what_stays_takes_as_much_now_as_before() -> None:
+    unseen = dataclasses.replace(KEPT, reference_workspace_bytes=0, workspace_bytes=0)  # too small to be seen
+    plan = a_plan(assignments=(assigned("conv", ConvOp.WGRAD, OWN, unseen),))
+
+    (row,) = (line.split() for line in render_plan(plan).splitlines() if line.startswith("  wgrad"))
+
+    assert [row[place - 1] for place, word in enumerate(row) if word == "MiB"] == ["3", "3"]
+
+
 def test_a_site_whose_base_the_limit_forbids_has_no_number_for_it() -> None:
     cells = row(render_plan(a_mixed_plan()), "wgrad")
 
