@@ -151,7 +151,8 @@ def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
     differences = plan.environment.differences(present)
     if differences:
         told = f"The plan was made in another environment: {'; '.join(differences)}."
-        raise PlanMismatchError(f"{told}{''.join(_remedies(plan.environment, present))}")
+        remedies = [*_remedies(plan.environment, present)] or [" Tune here for a plan of this one."]
+        raise PlanMismatchError(f"{told}{''.join(remedies)}")
     return backend
 
 
