@@ -66,7 +66,7 @@ class DividedConvolution:
         self._backend = backend
         self.problem = problem
         self._owners = owners or {}
-        self._untuned = untuned
+        self._untuned = untuned or {}
         own = undivided(backend.own, problem.batch)
         self._runners = {
             op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
@@ -127,7 +127,7 @@ class DividedConvolution:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
         if self._untuned:
-            self._tell_untuned(self._untuned, needed)
+            self._tell_untuned(needed)
         gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self.arguments, needed)
@@ -141,7 +141,7 @@ class DividedConvolution:
         return dx, dw, db
 
     def computes(self, image: Tensor, weight: Tensor, gradient: Tensor) -> bool:
-        """Return whether gradients of what was kept are these: others may lie in a tensor by now.
+        """Return whether this convolution's gradients can be computed of these tensors.
 
         Hooks of saved tensors may return anything, and `data` of an image or a weight may be set.
         """
@@ -151,11 +151,10 @@ class DividedConvolution:
             and image.device == weight.device == gradient.device
         )
 
-    @staticmethod
-    def _tell_untuned(untuned: Mapping[ConvOp, Callable[[], None]], needed: tuple[bool, bool, bool]) -> None:
+    def _tell_untuned(self, needed: tuple[bool, bool, bool]) -> None:
         for role, is_needed in zip((ConvOp.DGRAD, ConvOp.WGRAD), needed, strict=False):
-            if is_needed and role in untuned:
-                untuned[role]()
+            if is_needed and role in self._untuned:
+                self._untuned[role]()
 
 
 class _Convolution(torch.autograd.Function):

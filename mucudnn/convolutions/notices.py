@@ -18,7 +18,10 @@ class Reason(enum.Enum):
     """Its shape was tuned, with a bias where it has none now, or without one."""
     TRAINED_AFTER_ALL = "optimize again as it is now, or before anything is frozen"
     """The gradient of its weight was not needed when it was tuned."""
-    INPUT_AFTER_ALL = "optimize with a sample that needs one, as after images.requires_grad_(), tunes it"
+    INPUT_AFTER_ALL = (
+        "optimize it again as it is now, with a sample that requires a gradient if a later one does; "
+        "mucudnn.autotune tunes whatever is met"
+    )
     """The gradient of its input was not needed when it was tuned."""
     ELSEWHERE = "go back to that environment, or optimize again in this one"
     """The plan's times are those of another environment."""

@@ -249,10 +249,11 @@ class TunedShapes:
         if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
         ops = gradient_ops(is_transposed=variant.problem.op is ConvOp.DGRAD)
-        untuned = {
+        like = [each for each in self._variants if _is_like(each.problem, variant.problem)]
+        untuned = {  # of no batch: the largest of several may have needed more than the others
             role: functools.partial(self._tell_after_all, role)
             for role in self._gradients
-            if ops[role] not in variant.assignments
+            if not any(ops[role] in each.assignments for each in like)
         }
         return divided(backend, problem, variant.assignments, self._memory, owners, untuned)
 

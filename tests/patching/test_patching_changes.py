@@ -267,7 +267,7 @@ def test_an_input_gradient_that_the_sample_did_not_need_is_told_of_once(kind: ty
     mine, other = images().requires_grad_(), images().requires_grad_()
     model(images()).square().sum().backward()  # of which a warning would be an error
 
-    with pytest.warns(UntunedWarning, match=r"'0' was tuned while its input needed .*requires_grad_") as told:
+    with pytest.warns(UntunedWarning, match=r"'0' was tuned while its input needed no .*.autotune") as told:
         model(mine).square().sum().backward()
     model(mine).square().sum().backward()
     for _ in range(2):
@@ -275,6 +275,32 @@ def test_an_input_gradient_that_the_sample_did_not_need_is_told_of_once(kind: ty
 
     assert len(told) == 1
     torch.testing.assert_close(mine.grad, other.grad)
+
+
+class _Twice(nn.Module):
+    """A convolution of what it has computed, in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.conv(torch.cat([self.conv(x), self.conv(x)]))
+        return result
+
+
+def test_a_gradient_that_was_tuned_of_a_larger_batch_is_not_told_of() -> None:
+    torch.manual_seed(0)
+    model = _Twice().double()
+    twin = copy.deepcopy(model)
+    apply(model, a_plan_for(model, images()))
+    half = images()[: len(images()) // 2]  # whose features are as many as the images were
+
+    for each in (model, twin):
+        each(half).square().sum().backward()  # of which a warning would be an error
+
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
