@@ -183,8 +183,8 @@ class _Convolution(torch.autograd.Function):
         image, weight = ctx.saved_tensors
         # Gradients that are differentiated again, or batched, only PyTorch's own can compute; hooks of saved
         # tensors may have made others of them.
-        convolution: DividedConvolution = ctx.convolution
         again = torch.is_grad_enabled() or is_traced(gradient, image, weight)
+        convolution: DividedConvolution = ctx.convolution
         needed = _wanted(ctx)
         with without_autocast(autocast_dtype(image.device)):  # of who calls backward in it
             if again or not convolution.computes(image, weight, gradient):

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +55,25 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     yield monkeypatch
     monkeypatch.undo()
     _forget()
+
+
+class _Clock:
+    """A clock of the compiler's that goes when it is told to."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> _Clock:
+    """That by which the compiler of this process, which has nothing kept, believes its failures."""
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    found = _Clock()
+    asked_anew.setattr(compilers, "time", found)
+    return found
 
 
 def _forget() -> None:
@@ -315,78 +333,62 @@ def _no_room(**_: str) -> None:
 
 
 def test_what_has_lacked_room_is_compiled_a_minute_later(
-    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+    asked_anew: pytest.MonkeyPatch, clock: _Clock
 ) -> None:
-    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler()
-    now_s = [0.0]
-    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     source = "int five(void) { return 5; }"
     with asked_anew.context() as full:
         full.setattr(compilers.tempfile, "TemporaryDirectory", _no_room)
         with pytest.raises(CompilationError, match="No space left"):
             library(source)
 
-    now_s[0] = 59.0
+    clock.now_s = 59.0
     with pytest.raises(CompilationError, match="No space left"):
         library(source)
-    now_s[0] = 61.0
+    clock.now_s = 61.0
     assert library(source).five() == 5
 
 
 def test_what_has_had_all_the_time_there_is_is_not_compiled_again(
-    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+    asked_anew: pytest.MonkeyPatch, clock: _Clock
 ) -> None:
     def too_slow(*_: object) -> None:
-        now_s[0] += 120.0
+        clock.now_s += 120.0
         raise CompilationError("It takes too long.")
 
-    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler()
-    now_s = [0.0]
-    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     asked_anew.setattr(compilers, "_compile", too_slow)
 
     for number in range(4):
-        now_s[0] += 1e6
+        clock.now_s += 1e6
         with pytest.raises(CompilationError, match="too long"):
             library(f"int number(void) {{ return {number % 2}; }}")
 
-    assert now_s == [4e6 + 240.0]  # two sources, once each
+    assert clock.now_s == 4e6 + 240.0  # two sources, once each
 
 
 def test_what_has_taken_long_is_compiled_again_much_later(
-    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+    asked_anew: pytest.MonkeyPatch, clock: _Clock
 ) -> None:
     def slow_and_full(*_: object) -> None:
-        now_s[0] += 10.0
+        clock.now_s += 10.0
         raise CompilationError("No space left.")
 
-    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler()
-    now_s = [0.0]
-    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     asked_anew.setattr(compilers, "_compile", slow_and_full)
     ends = []
     for wait_s in (0.0, 199.0, 2.0):
-        now_s[0] += wait_s
+        clock.now_s += wait_s
         with pytest.raises(CompilationError, match="No space left"):
             library("int eight(void) { return 8; }")
-        ends.append(now_s[0])
+        ends.append(clock.now_s)
 
     assert ends == [10.0, 209.0, 221.0]  # 200 s are waited for what took 10
 
 
-def test_what_no_compiler_takes_is_not_compiled_again(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler()
-    now_s = [0.0]
-    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+def test_what_no_compiler_takes_is_not_compiled_again(asked_anew: pytest.MonkeyPatch, clock: _Clock) -> None:
     with pytest.raises(BackendError, match="could not compile a convolution"):
         library("no c")
     asked_anew.setattr(compilers, "_compile", None)
 
-    now_s[0] = 1e6
+    clock.now_s = 1e6
     with pytest.raises(BackendError, match="could not compile a convolution"):
         library("no c")
 
