@@ -8,6 +8,7 @@ import click
 
 from mucudnn.cli.model import Shapes, autocasting, device_of_backend, load_model, ready_on_inputs
 from mucudnn.cli.options import (
+    PLAN,
     NewFile,
     Target,
     autocast_option,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 @target_argument
 @inputs_option
 @click.option(
-    "--plan", "path", type=click.Path(path_type=Path), required=True, metavar="PLAN",
+    "--plan", "path", type=PLAN, required=True, metavar="PLAN",
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
 @click.option(

@@ -37,8 +37,6 @@ _HALVES = {name: kind for name, kind in DTYPES.items() if kind in ("bfloat16", "
 _INTEGERS = {"int32": "int32", "int": "int32", "int64": "int64", "long": "int64", "bool": "bool"}
 """The same of what is counted, for inputs alone."""
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-
 
 class FiniteRange(click.FloatRange):
     """A number that is one, and has an end."""
@@ -51,15 +49,38 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class NewFile(click.Path):
+class _NamedPath(click.Path):
+    """A path that is one: "" is what a variable of the shell leaves that is not set."""
+
+    def __init__(self, **allowed: bool) -> None:
+        super().__init__(**allowed, path_type=Path)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """Return the path that an option names."""
+        if not os.fspath(value):
+            self.fail("it must name a file, but got ''.", param, ctx)
+        return super().convert(value, param, ctx)  # type: ignore[return-value]  # as path_type says
+
+
+PLAN = _NamedPath(readable=False)
+"""A plan that there is; if it cannot be read, whatever the reason, its loading says so."""
+
+FILE = _NamedPath(dir_okay=False)
+
+
+class NewFile(_NamedPath):
     """A file that is written after hours of work, perhaps: what could not be is refused before."""
 
     def __init__(self) -> None:
-        super().__init__(dir_okay=False, readable=False, writable=True, path_type=Path)
+        super().__init__(dir_okay=False, readable=False, writable=True)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
         """Return the path that an option names."""
-        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]  # as path_type says
+        path = super().convert(value, param, ctx)
         if str(path) == "-":
             self.fail("it must be a file: nothing is written to standard output by '-'.", param, ctx)
         folder = Path(os.path.realpath(path)).parent
@@ -71,7 +92,9 @@ class NewFile(click.Path):
 class _PictureFile(NewFile):
     """A file that something is drawn into."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
         """Return the path that an option names."""
         path = super().convert(value, param, ctx)
         try:

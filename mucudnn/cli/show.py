@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.options import FILE, brief_option, json_option, plot_option
+from mucudnn.cli.options import FILE, PLAN, brief_option, json_option, plot_option
 from mucudnn.cli.output import print_json, report_width, say
 from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
@@ -21,7 +21,7 @@ from mucudnn.store import SqliteStore, default_path, expanded, readable_store
 
 
 @click.command("show", short_help="Show or draw a saved plan.")
-@click.argument("path", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("path", type=PLAN, metavar="PLAN")
 @click.option(
     "--refusals", "with_refusals", is_flag=True, help="List the algorithms that were refused, and why."
 )

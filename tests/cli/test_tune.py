@@ -140,6 +140,9 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
         ("--autocast", "f32", "'f32' is not one of 'bf16', 'bfloat16', 'fp16', 'f16', 'half', 'float16'."),
         ("--search", "some", "'some' is not one of 'heuristic', 'exhaustive'."),
         ("--output", "-", "it must be a file: nothing is written"),
+        ("--output", "", "it must name a file, but got ''."),
+        ("--plot", "", "it must name a file, but got ''."),
+        ("--store", "", "it must name a file, but got ''."),
         (
             "--output",
             "no_such_folder/plan.json",
