@@ -1,7 +1,9 @@
 """The program `mucudnn`: how it begins and how it ends."""
 
+import contextlib
 import io
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -26,6 +28,11 @@ class _Commands(click.Group):
         """Return the names of the commands as they were added."""
         return list(self.commands)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the arguments; the help and the version are printed here."""
+        with _failing_in_sentences():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what ends it early is told in a sentence, and by its status.
 
@@ -34,18 +41,25 @@ class _Commands(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "×" shows a question mark
         try:
-            with warnings_as_lines():
+            with _failing_in_sentences(), warnings_as_lines():
                 return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # whoever reads our output has seen enough; click ends quietly
-        except OptionError as error:
-            raise Mistake(sentence(error)) from error
-        except (MucudnnError, OSError) as error:
-            raise Failure(sentence(error)) from error
         except SystemExit as error:  # of the user's model, say: ours is another one
             raise Failure(f"The model has tried to end the program, by {error!r}.") from error
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _failing_in_sentences() -> Iterator[None]:
+    """Turn our errors, and those of files, into what click prints as one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever reads our output has seen enough; click ends quietly
+    except OptionError as error:
+        raise Mistake(sentence(error)) from error
+    except (MucudnnError, OSError) as error:
+        raise Failure(sentence(error)) from error
 
 
 @click.group(

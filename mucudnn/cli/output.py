@@ -102,7 +102,8 @@ def report_width() -> int:
 def sentence(error: Exception) -> str:
     """Return what an error says, in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'A file'} cannot be used: {error.strerror}."
+        what = error.filename or "Standard output, or another open file,"  # whose errors name no file
+        return f"{what} cannot be used: {error.strerror}."
     text = _in_one_line(str(error))
     if isinstance(error, SampleError) and error.__cause__ is not None:  # the model itself has raised that
         return f"{text.removesuffix('.')}{_place(error.__cause__)}."

@@ -1,5 +1,6 @@
 """What holds for all commands, and for the demonstration, which is a program of its own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from bench import digits
 from mucudnn.version import __version__
 from tests.cli.commands import run
+from tests.examples import a_plan
 
 
 @pytest.mark.parametrize("command", ["tune", "show", "compare", "forecast", "info"])
@@ -31,6 +33,38 @@ def test_help_loads_no_torch(command: str) -> None:
 
 def test_version_is_that_of_the_package() -> None:
     assert run("--version").stdout == f"mucudnn {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tune", "--help"], ["show", "plan.json"]])
+def test_where_standard_output_is_full_a_sentence_says_so(arguments: list[str], tmp_path: Path) -> None:
+    a_plan().save(tmp_path / "plan.json")
+
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mucudnn", *arguments],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "mucudnn: Standard output, or another open file, cannot be used: No space left on device.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", ""],
+        ["compare", "models:conv", "--input", "1x3x8x8", "--plan", ""],
+        ["info", "--store", ""],
+    ],
+)
+def test_an_empty_name_is_of_no_file(arguments: list[str]) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert "it must name a file, but got ''." in result.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["tune"], ["show"], ["compare"], ["forecast"], ["info"]])
