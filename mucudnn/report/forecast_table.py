@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mucudnn.forecast import Fit, Forecast, ProblemForecast, SiteForecast, Total
 from mucudnn.problem import ConvOp, ConvProblem
@@ -26,8 +27,22 @@ _Group = tuple[ConvProblem, bool]
 """A convolution, whatever its op, and whether it is transposed."""
 
 
-def forecast_table(forecast: Forecast, limit_bytes: int | None, width: int, names_sites: bool) -> list[str]:
-    """Return the lines of the table, with a column for as many sizes as fit into `width`."""
+class ForecastTable(NamedTuple):
+    """A table, and what it has no room for.
+
+    Attributes:
+        lines: of the table.
+        left_out: how many micro-batch sizes have no column.
+    """
+
+    lines: list[str]
+    left_out: int
+
+
+def forecast_table(
+    forecast: Forecast, limit_bytes: int | None, width: int, names_sites: bool
+) -> ForecastTable:
+    """Return the table, with a column for as many sizes as fit into `width`."""
     groups = _groups(forecast)
     titles = [_title(group, sites, width, names_sites) for group, sites in groups.items()]
     sizes = _sizes(forecast)
@@ -42,7 +57,7 @@ def forecast_table(forecast: Forecast, limit_bytes: int | None, width: int, name
         )
         if len(lines[1]) <= width:
             break
-    return lines
+    return ForecastTable(lines, len(sizes) - len(chosen))
 
 
 def _groups(forecast: Forecast) -> dict[_Group, list[SiteForecast]]:

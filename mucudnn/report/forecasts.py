@@ -54,8 +54,9 @@ def render_forecast(
         width: columns of a line; only names and numbers of unusual length make it longer.
         names_sites: whether a convolution that occurs several times names all its sites.
     """
-    notes = render_notes(_notes(forecast, limit_bytes), width)
-    return "\n".join([_TITLE, "", *forecast_table(forecast, limit_bytes, width, names_sites), "", *notes])
+    table = forecast_table(forecast, limit_bytes, width, names_sites)
+    notes = render_notes([*_left_out(table.left_out), *_notes(forecast, limit_bytes)], width)
+    return "\n".join([_TITLE, "", *table.lines, "", *notes])
 
 
 def forecast_as_json(forecast: Forecast, limit_bytes: int | None = None) -> dict[str, object]:
@@ -78,6 +79,12 @@ def forecast_as_json(forecast: Forecast, limit_bytes: int | None = None) -> dict
 
 
 # The notes below the table
+
+
+def _left_out(sizes: int) -> list[tuple[str, str]]:
+    """Say for how many sizes there was no room."""
+    text = f"Number of sizes that have no column for want of room: {sizes}; --json shows all."
+    return [("left out", text)] if sizes else []
 
 
 def _notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str, str]]:

@@ -138,6 +138,14 @@ def test_a_narrow_terminal_shows_fewer_sizes_evenly_spread() -> None:
     assert shown[60] == ["16", "1"]
 
 
+@pytest.mark.parametrize(("width", "left_out"), [(118, None), (80, 4), (60, 6)])
+def test_sizes_without_a_column_are_counted(width: int, left_out: int | None) -> None:
+    text = render_forecast(a_forecast(plans_of(1), a_layer("conv", FPROP, batch=256)), width=width)
+
+    said = re.search(r"Number of sizes that have no column for want of room: (\d+);", " ".join(text.split()))
+    assert (said and int(said[1])) == left_out
+
+
 @pytest.mark.parametrize("width", [80, 118, 200])
 def test_no_line_is_longer_than_the_terminal(width: int) -> None:
     text = render_forecast(three_layers(), MIB, width=width)
