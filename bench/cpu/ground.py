@@ -17,9 +17,8 @@ _PACKAGE = Path(mucudnn.__file__).parent
 _BENCH = Path(__file__).parents[1]
 
 _CODE = (
-    "algorithms/*.py",
-    "algorithms/compiled/*.c",
-    "algorithms/compiled/*.py",
+    "algorithms/**/*.c",
+    "algorithms/**/*.py",
     "backends/*.py",
     "backends/cpu/*.py",
     "execution/*.py",

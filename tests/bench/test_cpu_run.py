@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import mucudnn
 from bench.cpu import choice, ground, measure, settings
 from bench.cpu.child import LINES, Task
 from bench.cpu.layers import ALL, Layer
@@ -433,6 +434,17 @@ def test_a_task_survives_its_text() -> None:
     case = Case("1-thread", "alexnet/conv2", Layout.CHANNELS_LAST, ConvOp.DGRAD)
     task = Task("1-thread", (case,), (4, 16), "build", 1.5, 0.0, 3600.0)
     assert task_from(Task, task_text(task)) == task
+
+
+@pytest.mark.parametrize("kind", ["c", "py"])
+def test_results_are_told_apart_by_every_file_that_computes(kind: str) -> None:
+    algorithms = Path(mucudnn.__file__).parent / "algorithms"
+
+    content = ground._content(algorithms.parent, ground._CODE)
+
+    files = sorted(algorithms.rglob(f"*.{kind}"))
+    assert {file.parent.name for file in files} >= {"compiled", "depthwise", "matrix", "panels"}
+    assert all(file.read_bytes() in content for file in files)
 
 
 def test_a_folder_is_named_after_the_processor() -> None:
