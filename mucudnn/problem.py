@@ -231,13 +231,18 @@ class ConvProblem:
         return channels // self.groups * math.prod(self.kernel_size)
 
     @property
+    def sum_dtype(self) -> str:
+        """Type in which the weight gradients of parts add up: float32 for 16-bit ones, else their own."""
+        return "float32" if self.itemsize == 2 else self.dtype
+
+    @property
     def running_sum_bytes(self) -> int:
         """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up; else 0.
 
         It lies at the start of a workspace, so it counts in whole multiples of the alignment of device
         memory: what lies behind starts as well aligned as the buffer itself.
         """
-        if self.op is not ConvOp.WGRAD or self.itemsize != 2:
+        if self.op is not ConvOp.WGRAD or self.sum_dtype == self.dtype:
             return 0
         return -(-2 * self.filter_bytes // _BUFFER_ALIGNMENT_BYTES) * _BUFFER_ALIGNMENT_BYTES
 

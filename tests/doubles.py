@@ -18,7 +18,6 @@ from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.base import Neighbours, NoNeighbours, OnSlices, SumOnSlices
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
-from mucudnn.execution.runner import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
@@ -297,7 +296,7 @@ class _Sum(_Kernel):
         self, backend: ScriptedBackend, problem: ConvProblem, algorithm: str, buffer: Tensor
     ) -> None:
         super().__init__(backend, problem, algorithm, buffer)
-        dtype = sum_dtype(problem)
+        dtype = getattr(torch, problem.sum_dtype)
         n_bytes = torch.Size(problem.filter_shape).numel() * dtype.itemsize
         self._sum = buffer[:n_bytes].view(dtype).view(problem.filter_shape)
 

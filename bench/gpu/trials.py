@@ -11,7 +11,6 @@ from bench.gpu.values import Timing
 from mucudnn.algorithms import GradientSum
 from mucudnn.backends import Backend
 from mucudnn.division import Division
-from mucudnn.execution.runner import sum_dtype
 from mucudnn.live.reference import relative_error
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.problem import ConvOp, ConvProblem
@@ -101,7 +100,7 @@ def _summed(
     stand: Stand, part: ConvProblem, algorithm: str, buffer: Tensor, slices: Sequence[slice]
 ) -> Tensor:
     kernel = stand.backend.sum_kernel(part, algorithm, buffer)
-    dtype = sum_dtype(part)
+    dtype = getattr(torch, part.sum_dtype)
     scratch = None if dtype is stand.out.dtype else stand.out.fill_(float("nan"))
     into = GradientSum(torch.full_like(stand.out, float("nan"), dtype=dtype), scratch=scratch)
     for number, here in enumerate(slices):

@@ -109,17 +109,12 @@ def _as_rows(problem: ConvProblem) -> ConvProblem:
     )
 
 
-def _sum_dtype(problem: ConvProblem) -> str:
-    """The type in which weight gradients add up."""
-    return "float32" if problem.itemsize == 2 else problem.dtype
-
-
 def _regions(problem: ConvProblem) -> tuple[Region, ...]:
     """The workspace; what outlives a part, the filter or the sum of its gradients, comes first."""
     x, w, y = map(math.prod, (problem.input_shape, problem.filter_shape, problem.output_shape))
     if problem.op is ConvOp.WGRAD:
         return (
-            Region("sum", (w,), _sum_dtype(problem)),
+            Region("sum", (w,), problem.sum_dtype),
             Region("image", (x,), problem.dtype),
             Region("gradient", (y,), problem.dtype),
         )

@@ -28,12 +28,6 @@ _WORTH_KEEPING = 0.02
 still the same costs time, too."""
 
 
-def sum_dtype(problem: ConvProblem) -> torch.dtype:
-    """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
-    own: torch.dtype = getattr(torch, problem.dtype)
-    return torch.float32 if own.itemsize == 2 else own
-
-
 def _strides(shape: tuple[int, ...], order: torch.memory_format) -> tuple[int, ...]:
     """Return those of a new tensor of that shape and order: by them one is made faster than by the order."""
     return torch.empty(shape, device="meta", memory_format=order).stride()
@@ -338,7 +332,7 @@ class _SumParts:
 
     def _running_sum(self, buffer: Tensor) -> Tensor:
         """The sum, laid out as dw, so that adding runs through both in step."""
-        shape, dtype = self._problem.filter_shape, sum_dtype(self._problem)
+        shape, dtype = self._problem.filter_shape, getattr(torch, self._problem.sum_dtype)
         values = buffer[: math.prod(shape) * dtype.itemsize].view(dtype)
         return laid_out(values, shape, self._problem.filter_layout)
 

@@ -17,7 +17,7 @@ from mucudnn.backends import Backend
 from mucudnn.backends.cpu.soiling import soiled_memory
 from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
-from mucudnn.execution.runner import Runner, sum_dtype
+from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Owner, Workspace
 from mucudnn.live.reference import Reference, relative_error
 from mucudnn.live.rehearsal import Operands, rehearsed
@@ -93,7 +93,7 @@ class Stand:
     @cached_property
     def running_sum(self) -> Tensor:
         """Where weight gradients of parts add up, one for all trials."""
-        return torch.zeros_like(self.out, dtype=sum_dtype(self.problem))
+        return torch.zeros_like(self.out, dtype=getattr(torch, self.problem.sum_dtype))
 
     @cached_property
     def unread(self) -> Tensor | None:
@@ -338,7 +338,7 @@ class _SumRun:
         stand, into = self._stand, self._into
         into.total.fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):
-            if into.total.dtype is not sum_dtype(stand.problem):  # 16 bits, in which nothing is added
+            if into.total.dtype.itemsize == 2:  # in which nothing is added
                 errors = [self._error_after(into, times=1, multiple=1)]
             else:
                 onto = dataclasses.replace(into, accumulate=True)
@@ -360,7 +360,7 @@ class _SumRun:
 
 def _sum_of(stand: Stand, trial: Trial) -> GradientSum:
     """Where the gradient goes: the whole into the result, parts into a sum of 32 bits at least."""
-    if trial.whole or sum_dtype(stand.problem) is stand.out.dtype:
+    if trial.whole or stand.problem.sum_dtype == stand.problem.dtype:
         return GradientSum(stand.out)
     return GradientSum(stand.running_sum, scratch=stand.out)
 
