@@ -129,14 +129,12 @@ class _Stopwatch:
 
 
 @dataclasses.dataclass
-class _Runner:
-    """A call on its way, with the samples that it has so far."""
+class _Timed:
+    """An entrant on its way, with the samples that it has so far."""
 
-    call: Callable[[], None]
+    entrant: Entrant
     calls: int
-    workspace_bytes: int = 0
     warm_ns: float = math.inf
-    ready: Callable[[], None] = nothing
     spans_ns: list[int] = dataclasses.field(default_factory=list)
     is_dropped: bool = False
 
@@ -184,8 +182,8 @@ def race(
     """
     order = random.Random(seed)
     stopwatch = _Stopwatch(clock, before)
-    runners = {key: _warmed_up(entrant, rule, stopwatch) for key, entrant in entrants.items()}
-    racing = _by_rivals(entrants, runners)
+    timed = {key: _warmed_up(entrant, rule, stopwatch) for key, entrant in entrants.items()}
+    racing = _by_rivals(timed.values())
     for rounds in range(1, rule.looks[-1] + 1):
         _time_once(itertools.chain.from_iterable(racing), order, stopwatch)
         if rounds in HOPELESS:
@@ -196,8 +194,8 @@ def race(
         if not racing:
             break
     return {
-        key: runner.measurement(converged=not runner.is_dropped and _is_narrow(runner, rule))
-        for key, runner in runners.items()
+        key: each.measurement(converged=not each.is_dropped and _is_narrow(each, rule))
+        for key, each in timed.items()
     }
 
 
@@ -231,22 +229,22 @@ def compare_runs(
     stopwatch = _Stopwatch(clock, before)
     fills = [_calls_per_span(call, rule, stopwatch)[0] for call in calls.values()]
     repeats = min(max(fills), _MOST_SPANS_AT_ONCE * min(fills))
-    runners = {name: _Runner(call, repeats) for name, call in calls.items()}
-    base, *others = runners.values()
+    timed = {name: _Timed(Entrant(call, None, 0), repeats) for name, call in calls.items()}
+    base, *others = timed.values()
     for rounds in range(1, rule.looks[-1] + 1):
-        _time_once(runners.values(), order, stopwatch)
+        _time_once(timed.values(), order, stopwatch)
         confidence = CONFIDENCE if rounds == rule.looks[-1] else _EARLY_CONFIDENCE
         if rounds in rule.looks and all(_is_settled(base, other, rule, confidence) for other in others):
             break
     settled = [_is_settled(base, other, rule, CONFIDENCE) for other in others]
-    flags = zip(runners.items(), [all(settled), *settled], strict=True)
-    return {name: runner.measurement(is_settled) for (name, runner), is_settled in flags}
+    flags = zip(timed.items(), [all(settled), *settled], strict=True)
+    return {name: each.measurement(is_settled) for (name, each), is_settled in flags}
 
 
-def _warmed_up(entrant: Entrant, rule: SamplingRule, stopwatch: _Stopwatch) -> _Runner:
+def _warmed_up(entrant: Entrant, rule: SamplingRule, stopwatch: _Stopwatch) -> _Timed:
     entrant.ready()
     calls, span_ns = _calls_per_span(entrant.call, rule, stopwatch)
-    return _Runner(entrant.call, calls, entrant.workspace_bytes, span_ns / calls, entrant.ready)
+    return _Timed(entrant, calls, span_ns / calls)
 
 
 def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _Stopwatch) -> tuple[int, int]:
@@ -267,60 +265,60 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _St
         calls = min(calls * 2 ** (lacking - 1).bit_length(), _MOST_CALLS)
 
 
-def _time_once(runners: Iterable[_Runner], order: random.Random, stopwatch: _Stopwatch) -> None:
-    """Time each runner once, in an order drawn from `order`."""
-    drawn = list(runners)
+def _time_once(every: Iterable[_Timed], order: random.Random, stopwatch: _Stopwatch) -> None:
+    """Time each once, in an order drawn from `order`."""
+    drawn = list(every)
     order.shuffle(drawn)
-    for runner in drawn:
-        runner.spans_ns.append(stopwatch.span_ns(runner.call, runner.calls, runner.ready))
+    for each in drawn:
+        each.spans_ns.append(stopwatch.span_ns(each.entrant.call, each.calls, each.entrant.ready))
 
 
-def _by_rivals(entrants: Mapping[Key, Entrant], runners: Mapping[Key, _Runner]) -> list[list[_Runner]]:
-    groups: dict[Hashable, list[_Runner]] = {}
-    for key, entrant in entrants.items():
-        groups.setdefault(entrant.rivals, []).append(runners[key])
+def _by_rivals(every: Iterable[_Timed]) -> list[list[_Timed]]:
+    groups: dict[Hashable, list[_Timed]] = {}
+    for each in every:
+        groups.setdefault(each.entrant.rivals, []).append(each)
     return list(groups.values())
 
 
-def _without_hopeless(group: list[_Runner], factor: float) -> list[_Runner]:
+def _without_hopeless(group: list[_Timed], factor: float) -> list[_Timed]:
     """Drop from `group` whose fastest span is `factor` times above all samples of a rival, or farther."""
-    fastest = [min(runner.warm_ns, *runner.samples_ns) for runner in group]
-    slowest = [factor * max(runner.samples_ns) for runner in group]
+    fastest = [min(each.warm_ns, *each.samples_ns) for each in group]
+    slowest = [factor * max(each.samples_ns) for each in group]
     return _without_higher(group, fastest, slowest, _HOPELESS_THOUGH_SMALL)
 
 
-def _without_beaten(group: list[_Runner]) -> list[_Runner]:
+def _without_beaten(group: list[_Timed]) -> list[_Timed]:
     """Drop from `group` whose interval lies above that of a rival with no more workspace."""
-    intervals = [_interval(runner) for runner in group]
+    intervals = [_interval(each) for each in group]
     return _without_higher(group, [one.low for one in intervals], [one.high for one in intervals])
 
 
 def _without_higher(
-    group: list[_Runner], lows: list[float], highs: list[float], though_small: float = math.inf
-) -> list[_Runner]:
+    group: list[_Timed], lows: list[float], highs: list[float], though_small: float = math.inf
+) -> list[_Timed]:
     """Drop from `group` whose low lies above the high of a rival with no more workspace.
 
     Of a rival with more workspace, `though_small` times its high counts. All are judged before any is
     dropped. The lowest high always stays.
     """
-    bars = list(zip(group, highs, strict=True))
-    for runner, low in zip(group, lows, strict=True):
-        runner.is_dropped = any(
-            high * (1 if rival.workspace_bytes <= runner.workspace_bytes else though_small) < low
-            for rival, high in bars
+    bars = [(rival.entrant.workspace_bytes, high) for rival, high in zip(group, highs, strict=True)]
+    for each, low in zip(group, lows, strict=True):
+        each.is_dropped = any(
+            high * (1 if n_bytes <= each.entrant.workspace_bytes else though_small) < low
+            for n_bytes, high in bars
         )
-    return [runner for runner in group if not runner.is_dropped]
+    return [each for each in group if not each.is_dropped]
 
 
-def _interval(runner: _Runner) -> Estimate:
-    return estimate(runner.samples_ns)
+def _interval(timed: _Timed) -> Estimate:
+    return estimate(timed.samples_ns)
 
 
-def _is_narrow(runner: _Runner, rule: SamplingRule) -> bool:
-    return _interval(runner).relative_half_width <= rule.precision
+def _is_narrow(timed: _Timed, rule: SamplingRule) -> bool:
+    return _interval(timed).relative_half_width <= rule.precision
 
 
-def _is_settled(base: _Runner, other: _Runner, rule: SamplingRule, confidence: float) -> bool:
+def _is_settled(base: _Timed, other: _Timed, rule: SamplingRule, confidence: float) -> bool:
     times = base.samples_ns, other.samples_ns
     is_precise = ratio(*times, confidence).relative_half_width <= rule.precision
     return is_precise or compare(*times, confidence=confidence) is not Verdict.AMBIGUOUS
