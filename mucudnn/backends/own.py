@@ -1,14 +1,15 @@
 """PyTorch's own convolution as a job to be weighed: as it comes, or with a filter packed beforehand."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from mucudnn.algorithms.own import operands, own_convolution, result_bytes, unread_operand
-from mucudnn.algorithms.packed import Packed, image_order, packing
+from mucudnn.algorithms.packed import image_order, packing
 from mucudnn.backends.base import Job
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem
@@ -17,22 +18,16 @@ _PROCESSOR = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnConvolution:
-    """One op of PyTorch's own convolution with its operands in place.
+class PreparedConvolution:
+    """One op with its operands in place.
 
     Attributes:
-        problem: what runs.
-        first: see `own_convolution`.
-        second: see `own_convolution`.
-        bias: see `own_convolution`.
-        unread: see `own_convolution`; it counts as an operand, since autograd holds a real one.
+        problem: what is computed.
+        compute: returns the result, a new tensor; it holds the operands.
     """
 
     problem: ConvProblem
-    first: Tensor
-    second: Tensor
-    bias: Tensor | None
-    unread: Tensor | None
+    compute: Callable[[], Tensor]
 
     @property
     def result_bytes(self) -> int:
@@ -41,25 +36,7 @@ class OwnConvolution:
 
     def run(self) -> Tensor:
         """Compute the op into a new tensor."""
-        return own_convolution(self.problem, self.first, self.second, self.bias, self.unread)
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedConvolution:
-    """A forward pass of PyTorch's own with its filter packed, which counts as an operand, and x in place."""
-
-    problem: ConvProblem
-    image: Tensor
-    packed: Packed
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of the tensor that `run` returns."""
-        return result_bytes(self.problem)
-
-    def run(self) -> Tensor:
-        """Compute y into a new tensor."""
-        return self.packed(self.image)
+        return self.compute()
 
 
 def own_job(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Job:
@@ -67,16 +44,20 @@ def own_job(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Job:
     return Job(f"{__name__}:prepare", {"problem": problem.to_json(), "device": str(device)})
 
 
-def prepare(payload: Mapping[str, object]) -> OwnConvolution:
+def prepare(payload: Mapping[str, object]) -> PreparedConvolution:
     """Return the problem that `own_job` put into `payload`, ready to run on operands nobody filled.
 
     How much memory a convolution takes does not depend on the values, and normal ones for a large batch
-    take longer than the convolution.
+    take longer than the convolution. What is never read counts as an operand, since autograd holds a real
+    one.
     """
     problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
     device = torch.device(str(payload["device"]))
     first, second, bias = operands(problem, None, device)
-    return OwnConvolution(problem, first, second, bias, unread_operand(problem, device))
+    unread = unread_operand(problem, device)
+    return PreparedConvolution(
+        problem, functools.partial(own_convolution, problem, first, second, bias, unread)
+    )
 
 
 def packed_job(problem: ConvProblem) -> Job:
@@ -84,7 +65,7 @@ def packed_job(problem: ConvProblem) -> Job:
     return Job(f"{__name__}:prepare_packed", {"problem": problem.to_json()})
 
 
-def prepare_packed(payload: Mapping[str, object]) -> PackedConvolution:
+def prepare_packed(payload: Mapping[str, object]) -> PreparedConvolution:
     """Return the forward pass that `packed_job` put into `payload`, ready to run.
 
     Raises:
@@ -95,6 +76,5 @@ def prepare_packed(payload: Mapping[str, object]) -> PackedConvolution:
     if pack is None:
         raise BackendError(f"No filter is packed for {problem} here.")
     image, weight, bias = operands(problem, None)
-    return PackedConvolution(
-        problem, image.contiguous(memory_format=image_order(problem)), pack(weight, bias)
-    )
+    ordered = image.contiguous(memory_format=image_order(problem))
+    return PreparedConvolution(problem, functools.partial(pack(weight, bias), ordered))

@@ -21,7 +21,7 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.execution.runner import Runner
-from mucudnn.execution.weighing import DivisionJob, division_job
+from mucudnn.execution.weighing import division_job
 from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.divisions import a_division, of_parts
@@ -544,7 +544,7 @@ def test_two_threads_run_one_division_at_once(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_division_that_is_weighed_computes_the_problem(op: ConvOp) -> None:
     problem = for_op(WIDE, op)
-    job = DivisionJob(division_job(problem, of_parts(*MIXED)).payload)
+    job = division_job(problem, of_parts(*MIXED)).prepare()
 
     result = job.run()
 
