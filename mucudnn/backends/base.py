@@ -27,7 +27,6 @@ from torch import Tensor
 from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.packed import Pack
 from mucudnn.choices import Search
-from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
@@ -52,10 +51,6 @@ class Prepared(Protocol):
 
     def run(self) -> object:
         """Do the work, and return the result if it is new. It is run at least twice."""
-
-
-class JobFailedError(BackendError):
-    """A job that was to be weighed has failed."""
 
 
 @dataclasses.dataclass(frozen=True)

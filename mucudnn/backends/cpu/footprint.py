@@ -18,8 +18,8 @@ from typing import IO, cast
 
 import torch
 
-from mucudnn.backends.base import Job, JobFailedError
-from mucudnn.errors import CompilationError, UnmeasuredError, UnweighableError
+from mucudnn.backends.base import Job
+from mucudnn.errors import BackendError, CompilationError, UnmeasuredError, UnweighableError
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import ForkSafeLock, unforked_lock
 
@@ -151,7 +151,7 @@ class FootprintMeter:
         else:
             self._child = child
         if "failed" in reply:
-            kind = CompilationError if reply["for_now"] else JobFailedError
+            kind = CompilationError if reply["for_now"] else BackendError
             raise kind(f"{job.function} could not be weighed: {reply['failed']}")
         n_bytes, seen_bytes = (cast("int | None", reply[name]) for name in ("n_bytes", "seen_bytes"))
         return Footprint(n_bytes, seen_bytes)
