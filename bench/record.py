@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bench.arguments import seconds
 from bench.attempts import Attempts
+from bench.cpu.process import INTERRUPTED, reason_of
 from bench.gpu.results import slug
 from bench.precision import tf32
 from bench.ship import MOST_BYTES
@@ -153,7 +154,7 @@ class Recorder:
             model, sample = operands(workload, setting, self._device)
         except Exception as error:  # noqa: BLE001  # whatever one network dies of, the others are to be had
             self._check_device()
-            self._say(workload, setting, "", 0.0, f"failed: {_first_line(error)}")
+            self._say(workload, setting, "", 0.0, f"failed: {reason_of(error)}")
             self.missing += len(left)
             return
         for aim in left:
@@ -193,7 +194,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  # whatever one plan dies of, the others are to be had
             self._check_device()
             self.missing += 1
-            return f"failed: {_first_line(error)}"
+            return f"failed: {reason_of(error)}"
         self._check_device()  # once it is broken every site is left as it was
         plan.save(path)
         path.with_suffix(".txt").write_text(render_plan(plan) + "\n", encoding="utf-8")
@@ -210,7 +211,7 @@ class Recorder:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         except RuntimeError as error:
-            raise BrokenDeviceError(f"The device works no more: {_first_line(error)}") from error
+            raise BrokenDeviceError(f"The device works no more: {reason_of(error)}") from error
 
     def _say(self, workload: Workload, setting: Setting, aim: str, seconds: float, told: str) -> None:
         taken = f"{seconds:.1f} s"
@@ -255,10 +256,6 @@ def seconds_of(folder: Path, network: str, setting: str) -> float:
     return math.fsum(
         cost["seconds"] for cost in costs if (cost["network"], cost["setting"]) == (network, setting)
     )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def summary(folder: Path) -> str:
@@ -345,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_lost = True
     except KeyboardInterrupt:
         print("bench.record: interrupted; the next run goes on.", file=sys.stderr)
-        status = 130
+        status = INTERRUPTED
     except (MucudnnError, RuntimeError) as error:
         print(f"bench.record: {error} Run the same command again to go on.", file=sys.stderr)
     finally:

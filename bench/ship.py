@@ -7,13 +7,13 @@ first one has it, but for what was too large for its limit and is known under a 
 
 import argparse
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from mucudnn.errors import StoreError
+from mucudnn.files import write_whole
 from mucudnn.profiling.replay import numbered
 from mucudnn.recordings import packed_file
 from mucudnn.report import describe_environment
@@ -58,9 +58,7 @@ def ship(name: str, stores: Sequence[Path], only: int | None = None) -> Path:
                 f"A recording that comes with the package must be of at most {format_bytes(MOST_BYTES)}, but "
                 f"this one is of {format_bytes(packed.stat().st_size)}; ship fewer networks."
             )
-        beside = target.with_name(f"{target.name}.part")
-        shutil.copyfile(packed, beside)
-        beside.replace(target)  # a process that dies here leaves what was there
+        write_whole(target, packed.read_bytes())
     return target
 
 

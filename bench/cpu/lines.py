@@ -14,6 +14,7 @@ from bench.cpu.step_lines import StepCase, StepFailed, StepMeasured
 from bench.cpu.way_cases import WayCase
 from bench.cpu.way_lines import WayFailed, WayMeasured
 from mucudnn.errors import MucudnnError
+from mucudnn.files import write_whole
 from mucudnn.intervals import Estimate, estimate, ratio
 from mucudnn.plan_file import decode, encode
 from mucudnn.problem import OPTIONAL, ConvOp, ConvProblem, Layout
@@ -300,21 +301,11 @@ def write_lines(plain: Path, lines: Iterable[Line]) -> None:
     packed = _packed(plain)
     content = "".join(to_text(line) + "\n" for line in lines).encode()
     if len(content) > _LARGEST_BYTES:
-        _replace(packed, gzip.compress(content, mtime=0))  # the same lines give the same bytes
+        write_whole(packed, gzip.compress(content, mtime=0))  # the same lines give the same bytes
         plain.unlink(missing_ok=True)
     else:
-        _replace(plain, content)
+        write_whole(plain, content)
         packed.unlink(missing_ok=True)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put `content` in place of the file, whole or not at all."""
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def read_packed_too(plain: Path) -> list[Line]:

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.cpu import measure, step_models
+from bench.cpu.child import LINES
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Line, Recording, read_packed_too, write_lines
 from bench.cpu.pictures import PICTURES, pictures
+from bench.cpu.step_child import LINES as STEPS
 from bench.cpu.summary import summary
+from bench.cpu.way_child import LINES as WAYS
 from mucudnn.plan_file import encode
 from mucudnn.profile import Environment
 from mucudnn.report import describe_facts
@@ -20,9 +23,6 @@ _RUN = ("date", "command", "mucudnn", "commit", "code", "step code")
 """What a run says of itself; results of older versions name no commit."""
 
 ENVIRONMENT = "env.json"
-LINES = "layers.jsonl"
-STEPS = "steps.jsonl"
-WAYS = "ways.jsonl"
 SUMMARY = "summary.md"
 
 

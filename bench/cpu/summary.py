@@ -122,34 +122,22 @@ def _times(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # n
     yield from (f"* {text}" for text in refused)
 
 
-def _losses(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
-    return tables.losses(recording)
-
-
-def _errors(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
-    return tables.errors(recording)
-
-
-def _sources(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
-    return coverage.sources(layers)
-
-
 SECTIONS: tuple[Section, ...] = (
     Section("Targets", target_table),
     Section("Threads, allocator, matrix products", _settings),
     Section("Training steps", step_tables.section),
     Section("The fastest of PyTorch's own ways against the fastest patched one", way_tables.section),
     Section("Sums of times", tables.sums),
-    Section("Slower than PyTorch's own", _losses),
+    Section("Slower than PyTorch's own", lambda recording, _: tables.losses(recording)),
     Section("Nothing gained under any limit", tables.without_gain),
     Section("Layers", tables.layer_tables),
     Section("What runs", tables.what_runs),
     Section("What dividing adds", tables.dividing),
     Section("Predicted and measured", tables.predictions),
-    Section("Errors against float64", _errors),
+    Section("Errors against float64", lambda recording, _: tables.errors(recording)),
     Section("Shares of the steps", step_tables.shares),
     Section("Not measured", coverage.missing),
     Section("Measuring", _times),
-    Section("Shapes", _sources),
+    Section("Shapes", lambda _, layers: coverage.sources(layers)),
 )
 """In their order; a program that measures something else on the same machine may add its own."""

@@ -18,13 +18,12 @@ from mucudnn import Plan
 from mucudnn.backends import Backend
 from mucudnn.comparing.clocks import HostClock, ModuleClocks
 from mucudnn.division import undivided
+from mucudnn.intervals import FEWEST_SAMPLES
 
 MOST_ROUNDS = 40
 
 _SECONDS = 30.0
 """That rounds may take, as long as there are six, which an interval needs."""
-
-_FEWEST_ROUNDS = 6
 
 
 def within(
@@ -74,7 +73,7 @@ def _rounds(
     for number in itertools.count(1):
         for name in order.sample([*calls], len(calls)):
             passes.setdefault(name, []).append(clocks.taken_by(calls[name]))
-        if number >= MOST_ROUNDS or (number >= _FEWEST_ROUNDS and time.monotonic() > end_s):
+        if number >= MOST_ROUNDS or (number >= FEWEST_SAMPLES and time.monotonic() > end_s):
             break
     return {
         name: {path: tuple(each.get(path, 1) for each in found) for path in paths}

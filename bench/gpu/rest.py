@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.arguments import seconds
+from bench.cpu.process import INTERRUPTED
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import DYING_S, heed_termination, status_of
 from bench.gpu.layer_run import PATIENCE_S
@@ -64,8 +65,6 @@ its own may take three seconds to end, and the lines are read once more."""
 
 _CASE_S, _LARGE_CASE_S = 60, 90
 """Seconds after which a case of layers is taken to hang, and one of a large mini-batch."""
-
-_INTERRUPTED = 130
 
 
 class Errand(NamedTuple):
@@ -305,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _run_unshown(folder: Path | None, end_s: float) -> int:
