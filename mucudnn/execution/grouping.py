@@ -24,10 +24,17 @@ class Step:
 
 
 class Part(NamedTuple):
-    """What one part runs, and on which samples."""
+    """What one part runs, and on which samples.
+
+    Attributes:
+        step: what it computes.
+        here: the samples.
+        elsewhere_bytes: what it takes beside its buffer and the running sum.
+    """
 
     step: Step
     here: slice
+    elsewhere_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +43,11 @@ class Group:
 
     parts: list[Part]
     is_own: bool
-    elsewhere_bytes: int
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """The most that one of the parts takes elsewhere."""
+        return max(part.elsewhere_bytes for part in self.parts)
 
     @cached_property
     def here(self) -> slice:
@@ -67,14 +78,13 @@ def groups_of(backend: Backend, problem: ConvProblem, division: Division, sum_by
     start = 0
     candidates = _aligned_first(backend, problem, division)
     for algorithm, alike in itertools.groupby(candidates, key=lambda part: part.algorithm):
-        parts, some = [], list(alike)
-        for each in some:
-            parts.append(Part(Step(problem.part(each.batch), algorithm), slice(start, start + each.batch)))
-            start += each.batch
-        for step in {part.step for part in parts}:
+        parts = []
+        for each in alike:
+            step, here = Step(problem.part(each.batch), algorithm), slice(start, start + each.batch)
             _check_computed(backend, step)
-        elsewhere_bytes = _elsewhere_bytes(backend, problem, some, sum_bytes)
-        groups.append(Group(parts, algorithm == backend.own, elsewhere_bytes))
+            parts.append(Part(step, here, _elsewhere_bytes(backend, problem, each, sum_bytes)))
+            start += each.batch
+        groups.append(Group(parts, algorithm == backend.own))
     return groups
 
 
@@ -98,14 +108,9 @@ def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -
     return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
 
 
-def _elsewhere_bytes(
-    backend: Backend, problem: ConvProblem, parts: Sequence[Candidate], sum_bytes: int
-) -> int:
-    """The most that one of `parts`, all of one algorithm, takes beside its buffer and the running sum."""
-    if backend.declares(parts[0].algorithm):
+def _elsewhere_bytes(backend: Backend, problem: ConvProblem, part: Candidate, sum_bytes: int) -> int:
+    """What a part takes beside its buffer and the running sum."""
+    if backend.declares(part.algorithm):
         return 0  # whatever its workspace was measured to be
-    takings = (
-        part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
-        for part in parts
-    )
-    return max(0, *takings)
+    inside = backend.buffer_bytes(problem.part(part.batch), part.algorithm) + sum_bytes
+    return max(0, part.workspace_bytes - inside)

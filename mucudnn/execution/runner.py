@@ -33,8 +33,8 @@ def _strides(shape: tuple[int, ...], order: torch.memory_format) -> tuple[int, .
     return torch.empty(shape, device="meta", memory_format=order).stride()
 
 
-Ready = Callable[[Group], None]
-"""Is told of each group before it runs."""
+Ready = Callable[[int], None]
+"""Is told before each part what it takes elsewhere."""
 
 
 _Form = tuple[tuple[int, ...], torch.dtype, Layout]
@@ -181,7 +181,7 @@ class _Room:
         is_needed: whether the buffer must make room: there is a limit, and something is taken elsewhere.
         is_made_at_start: whether it does so once, before all parts: a device gives a buffer back as a whole,
             before any kernel works in it.
-        is_made_between: whether it does so before each group that needs it, page by page.
+        is_made_between: whether it does so before each part that needs it, page by page.
     """
 
     def __init__(
@@ -207,15 +207,14 @@ class _Room:
         """Let as much be taken beside the buffer as any group takes."""
         self._make(workspace, self._elsewhere_bytes)
 
-    def make_before(self, workspace: Workspace, group: Group) -> None:
-        """Give back what the groups before have touched of the buffer, if this one needs that room.
+    def make_before(self, workspace: Workspace, elsewhere_bytes: int) -> None:
+        """Give back what the parts before have touched of the buffer, if this one needs that room.
 
         The running sum at its start stays: the workspace of every part counts it.
         """
-        if group.elsewhere_bytes:
-            self._make(workspace, group.elsewhere_bytes, is_in_use=True)
-        else:
-            workspace.reserve(self._buffer_bytes)
+        workspace.reserve(self._buffer_bytes)
+        if elsewhere_bytes:
+            self._make(workspace, elsewhere_bytes, is_in_use=True)
 
     def _make(self, workspace: Workspace, elsewhere_bytes: int, *, is_in_use: bool = False) -> None:
         workspace.make_room(
@@ -280,14 +279,16 @@ class _SliceParts:
         if unread is None and self._problem.op is ConvOp.DGRAD:
             unread = out  # as large as it, and laid out so
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
-            if ready is not None:
-                ready(group)
             if group.is_own:
+                if ready is not None:
+                    ready(group.elsewhere_bytes)
                 self._by_own(group.parts, image, weight, bias, unread, out)
                 continue
-            if not is_prepared:
-                kernels[0][0].prepare(weight)
-            for kernel, part in kernels:
+            for number, (kernel, part) in enumerate(kernels):
+                if ready is not None:
+                    ready(part.elsewhere_bytes)
+                if not (number or is_prepared):
+                    kernel.prepare(weight)
                 if not kernel.run(image, weight, out, bias, part.here):  # something is not finite
                     result = self._backend.own_convolution(self._problem, image, weight, bias, unread)
                     return result.contiguous(memory_format=self._order)
@@ -304,7 +305,7 @@ class _SliceParts:
         out: Tensor,
     ) -> None:
         """Write PyTorch's own convolution of `parts` to their slices of `out`."""
-        for step, here in parts:
+        for step, here, _ in parts:
             ignored = None if unread is None else unread[here]
             out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))
 
@@ -363,12 +364,14 @@ class _SumParts:
         total, scratch = (dw, None) if running is None else (running, dw)
         for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):
             into = GradientSum(total, number > 0, scratch)
-            if ready is not None:
-                ready(group)
             if group.is_own:
+                if ready is not None:
+                    ready(group.elsewhere_bytes)
                 self._by_own(group.parts, image, gradient, unread, into)
                 continue
             for place, (kernel, part) in enumerate(kernels):
+                if ready is not None:
+                    ready(part.elsewhere_bytes)
                 kernel.add(image, gradient, into, place == 0, part.here)
             if not kernel.finish(into):  # something is not finite
                 result = self._backend.own_convolution(self._problem, image, gradient, None, unread)
@@ -379,7 +382,7 @@ class _SumParts:
         self, parts: list[Part], image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
     ) -> None:
         """Write the sum of PyTorch's own dw of `parts` to `into`, or add it."""
-        for step, here in parts:
+        for step, here, _ in parts:
             dw = self._backend.own_convolution(step.problem, image[here], gradient[here], None, unread)
             into.take(dw)
             del dw  # before the next one is made

@@ -620,6 +620,33 @@ def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_aga
     assert backend.released == before * 2
 
 
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_part_has_room_beside_what_a_larger_one_of_its_own_algorithm_has_touched(op: ConvOp) -> None:
+    """A single sample may take more elsewhere than several, which PyTorch computes by another algorithm."""
+    problem, algorithm, backend = a_convolution(batch=4, op=op), "cpu:onednn_nhwc", Pages()
+    three, one = (backend.buffer_bytes(problem.with_batch(size), algorithm) for size in (3, 1))
+    limit, elsewhere = three + 1000, three + 1000 - one
+    parts = Candidate(algorithm, 3, 0.0, three + 500), Candidate(algorithm, 1, 0.0, one + elsewhere)
+    runner, workspace = Runner(backend, problem, Division(parts), limit_bytes=limit), Workspace(CPU)
+
+    for _ in range(2):
+        runner(workspace, *operands_of(problem))
+
+    assert backend.released == [(one, three - one)] * 2
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_equal_parts_of_an_algorithm_that_takes_memory_elsewhere_give_nothing_back(op: ConvOp) -> None:
+    problem, algorithm, backend = a_convolution(batch=4, op=op), "cpu:onednn_nhwc", Pages()
+    needed = backend.buffer_bytes(problem.with_batch(2), algorithm) + problem.running_sum_bytes
+    parts = (Candidate(algorithm, 2, 0.0, needed + 500),) * 2
+    runner, workspace = Runner(backend, problem, Division(parts), limit_bytes=needed + 500), Workspace(CPU)
+
+    runner(workspace, *operands_of(problem))
+
+    assert backend.released == []
+
+
 class Streams(CpuBackend):
     """The processor, as if it had streams, of which one is the present one."""
 
