@@ -18,7 +18,7 @@ from mucudnn.convolutions.notices import Notice
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.execution.workspace import release_workspaces
-from mucudnn.patching.fitting import Memory
+from mucudnn.patching.fitting import Memory, is_unpatched
 from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant, gradient_ops
@@ -316,7 +316,7 @@ class _Replicating:
 def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory) -> bool:
     """Return whether anything at a module's sites is other than PyTorch's own convolution as it comes."""
     assigned = (each for assignments in variants.values() for each in assignments.values())
-    return not all(memory.room.is_unpatched(each.division) for each in assigned)
+    return not all(is_unpatched(each, memory) for each in assigned)
 
 
 def _variants(

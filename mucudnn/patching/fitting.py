@@ -20,7 +20,8 @@ from mucudnn.functional import DividedConvolution
 from mucudnn.locks import cached_property
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
-from mucudnn.profile import Candidate, Environment
+from mucudnn.profile import Candidate, Environment, own_whole
+from mucudnn.sizes import format_bytes
 from mucudnn.solvers import ReuseTable, best_of
 
 _MOST_TABLES = 512
@@ -37,7 +38,8 @@ class Memory:
         environment: for which the plan was made.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
-        buffer_bytes: what divisions may take of the common buffer.
+        buffer_bytes: what divisions may take of the common buffer: those of the plan and, on processors,
+            single samples of which PyTorch's own would take more than the limit.
         capacity_bytes: what it grows to at once: to so much, or to more where PyTorch's own needs a larger
             block while the buffer is given back.
     """
@@ -60,13 +62,15 @@ class Memory:
         """
         sites = [(each.problem, each.division) for each in plan.assignments]
         known = common_buffer_bytes(sites)
+        barred = [each for each in plan.assignments if by_pages and _bars_own(each)]
+        singles = [_single_bytes(each, plan.limit_bytes) for each in barred]
         is_sharing = plan.mode is Mode.SHARING
         capacity_bytes = known if by_pages else block_bytes(sites, plan.limit_bytes)
         return cls(
             environment=plan.environment,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
-            buffer_bytes=plan.limit_bytes if is_growing else known,
+            buffer_bytes=plan.limit_bytes if is_growing else max([known, *singles]),
             capacity_bytes=0 if is_sharing else capacity_bytes,
         )
 
@@ -121,6 +125,12 @@ def divided(
     for op, division in divisions.items():
         _check_permitted(backend, problems[op], division)
     limits = memory.room.bounds(problem, divisions)
+    if memory.is_sharing:  # of which an op's buffer may still be there from another batch
+        limits |= {
+            op: shares[op]
+            for op, division in divisions.items()
+            if own_bytes(division) and op not in limits and _may_use_buffer(assignments[op])
+        }
     result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes, untuned)
     for op, share_bytes in shares.items():
         if result.buffer_bytes[op] > share_bytes:
@@ -156,7 +166,7 @@ def division_for(
     The tuned size runs its division. A smaller batch runs
 
     * PyTorch's own undivided, if that has won: it was confirmed, and takes less the smaller the batch, except
-      of a single sample that was weighed for itself, and did not fit;
+      of a single sample, which was weighed for itself, and perhaps did not fit;
     * the first parts of the tuned division, if that came without a profile;
     * else the best division by the profile, within the workspace of the tuned one, or of a single sample if
       that takes more; or PyTorch's own undivided, if by its time for more samples nothing is faster.
@@ -175,9 +185,10 @@ def division_for(
     division = assigned.division
     if batch == division.batch:
         return division
-    is_barred = batch == 1 and _own_of_a_single_is_refused(assigned)
+    is_barred = batch == 1 and _bars_own(assigned)
     if not assigned.candidates or (division.is_own and not is_barred):
-        return _cut(division, batch)
+        single = own_whole(assigned.candidates, 1) if batch == 1 else None
+        return _cut(division, batch) if single is None else Division((single,))
     single_bytes = _single_bytes(assigned, share_bytes)
     limit_bytes = max(division.workspace_bytes, single_bytes)
     held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
@@ -198,10 +209,28 @@ def division_for(
     if not is_barred:
         able.append(_own_undivided(assigned.candidates, batch, share_bytes))
     found = [each for each in able if each is not None]
+    if not found and is_barred:
+        raise BackendError(
+            f"of a single sample PyTorch's own needs more than the limit, and nothing else that was measured "
+            f"fits into {format_bytes(held_bytes)}"
+        )
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
-        raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
+        samples = "a single sample" if batch == 1 else f"{batch} samples"
+        raise BackendError(f"{samples} cannot be made of the sizes that were measured and fit: {sizes}")
     return min(found, key=lambda each: each.time_s)
+
+
+def is_unpatched(assigned: Assignment, memory: Memory) -> bool:
+    """Return whether a site runs PyTorch's own as it comes, of a single sample, too."""
+    single = own_whole(assigned.candidates, 1)
+    runs = [assigned.division, *([] if single is None else [Division((single,))])]
+    return all(map(memory.room.is_unpatched, runs)) and not _bars_own(assigned)
+
+
+def _may_use_buffer(assigned: Assignment) -> bool:
+    """Return whether a site runs something else than PyTorch's own, undivided, of any batch."""
+    return not assigned.division.is_own or _bars_own(assigned)
 
 
 def _looked_up(candidates: tuple[Candidate, ...], batch: int) -> Division | None:
@@ -229,8 +258,8 @@ def _single_bytes(assigned: Assignment, share_bytes: int) -> int:
     return 0 if found is None else found.workspace_bytes
 
 
-def _own_of_a_single_is_refused(assigned: Assignment) -> bool:
-    """Return whether PyTorch's own of a single sample was tried, and is none of the candidates.
+def _bars_own(assigned: Assignment) -> bool:
+    """Return whether PyTorch's own may not run of a single sample: it was tried, and is no candidate.
 
     Elsewhere fewer samples need no more. But on processors PyTorch computes a single sample by another
     algorithm than several: 3x64x64x64 with 3x3x3 filters took 81 MiB, two of them 32 (27 and 2.4 of

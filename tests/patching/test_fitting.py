@@ -13,9 +13,10 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division, buffer_bytes, own_bytes
 from mucudnn.errors import BackendError, InfeasibleError
-from mucudnn.execution.workspace import release_workspaces, workspace_of
+from mucudnn.execution import workspace
+from mucudnn.execution.workspace import Owner, release_workspaces, workspace_of
 from mucudnn.patching import fitting
-from mucudnn.patching.fitting import Memory, divided, division_for
+from mucudnn.patching.fitting import Memory, divided, division_for, is_unpatched
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
@@ -113,7 +114,7 @@ def test_a_single_sample_is_not_pytorchs_own_where_two_fit_as_a_part_and_one_doe
 
     assert runs(pair, single) == "cpu:im2col@1*1"
     assert runs(pair, single, Candidate("cpu:aten", 1, 0.5, 40)) == "cpu:aten@1*1"
-    with pytest.raises(BackendError, match=r"1 samples cannot be made of the sizes that .* fit: 2"):
+    with pytest.raises(BackendError, match=r"PyTorch's own needs more .*, and nothing .* fits into 20 B"):
         runs(pair)
 
 
@@ -177,6 +178,12 @@ def _divided_as_it_comes(*singles: Candidate) -> Assignment:
     return _assigned(Candidate("cpu:aten", 2, 1.0, 60), *singles, times=4)
 
 
+def test_a_single_sample_of_pytorchs_own_takes_what_it_was_weighed_to_take() -> None:
+    assigned = _assigned(Candidate("cpu:aten", 8, 1.0, 60), Candidate("cpu:aten", 1, 0.5, 90))
+
+    assert [division_for(assigned, batch, 100).workspace_bytes for batch in (8, 2, 1)] == [60, 60, 90]
+
+
 def test_single_samples_may_take_more_than_the_pairs_that_were_chosen() -> None:
     assigned = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 0.1, 101))
 
@@ -226,9 +233,24 @@ def test_where_more_is_tuned_later_the_buffer_may_come_to_the_limit() -> None:
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
-    known = _memory_of(_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90)))
+    singles = Candidate("cpu:aten", 1, 1.0, 70), Candidate("cpu:im2col", 1, 1.0, 90)
+
+    known = _memory_of(_divided_as_it_comes(*singles))
 
     assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("by_pages", "buffer_bytes"), [(True, 90), (False, 0)])
+def test_the_buffer_may_come_to_what_a_single_sample_takes_of_which_pytorchs_own_does_not_fit(
+    *, by_pages: bool, buffer_bytes: int
+) -> None:
+    """Only processors compute that by another algorithm than several, which needs more."""
+    site = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 1.0, 101))
+
+    known = _memory_of(site, by_pages=by_pages)
+
+    assert known.buffer_bytes == buffer_bytes
+    assert known.room.bound(Division((Candidate("cpu:aten", 2, 1.0, 60),) * 4)) == (100 if by_pages else None)
 
 
 @pytest.mark.parametrize(
@@ -435,6 +457,92 @@ def test_whatever_runs_in_whatever_order_keeps_to_the_limit_on_a_card(
         convolution.run(ConvOp.FPROP, *operands_of(problem)[:2])
 
     assert card.most_bytes <= limit_bytes
+
+
+class Processor(Card):
+    """A processor, which gives back pages, and knows what a single sample takes by PyTorch's own."""
+
+    takes_memory_by_pages = True
+
+    def release(self, tail: Tensor) -> None:
+        """Workspaces know what they have touched."""
+
+    def own_convolution(self, problem: ConvProblem, *operands: Tensor | None) -> Tensor:
+        self.note(self._taken(problem, self.own))
+        return CpuBackend.own_convolution(problem, *operands)  # type: ignore[arg-type]
+
+    def note(self, besides: int = 0) -> None:
+        """Note what all buffers have touched, and what is taken besides."""
+        there = workspace._workspaces.get(self.queue())
+        buffers = [] if there is None else [there.common, *there.owned.values()]
+        self.most_bytes = max(self.most_bytes, besides + sum(each._touched_bytes for each in buffers))
+
+    def _taken(self, problem: ConvProblem, algorithm: str) -> int:
+        sizes = {each.batch for each in self._known[problem.out_channels] if each.algorithm == self.own}
+        if algorithm == self.own and problem.batch == 1 not in sizes:
+            return TOO_MUCH
+        return super()._taken(problem, algorithm)
+
+
+TOO_MUCH = 100 * UNIT_BYTES
+
+
+def _with_singles(profile: list[Candidate], single_units: int, largest: int) -> list[Candidate]:
+    """The profile with a pair of PyTorch's own, and a single sample of it that takes so much, if that fits.
+
+    Else the size of the pair tells that a single sample was tried.
+    """
+    others = [each for each in profile if each.algorithm != "cpu:aten" or each.batch > 2]
+    least = min((each.workspace_bytes for each in others if each.is_own), default=UNIT_BYTES)
+    own = [(2, least), *([(1, single_units * UNIT_BYTES)] if single_units <= largest else [])]
+    return [*others, *(Candidate("cpu:aten", batch, 0.5, n_bytes) for batch, n_bytes in own)]
+
+
+def _of_what_fits_its_share(site: Assignment) -> Assignment:
+    """The site as sharing mode tunes it."""
+    within = (each for each in site.candidates if each.workspace_bytes <= site.division.workspace_bytes)
+    return dataclasses.replace(site, candidates=tuple(within))
+
+
+@examples(750)
+@given(
+    st.sampled_from(Mode),
+    st.lists(st.tuples(st.integers(3, 9), PROFILES, st.integers(1, 14)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=8),
+)
+def test_whatever_runs_in_whatever_order_keeps_to_the_limit_on_a_processor(
+    mode: Mode, tuned: list[tuple[int, list[Candidate], int]], calls: list[tuple[int, int]]
+) -> None:
+    """There a single sample may take more than several. Calls are of a site, and of a number of samples."""
+    each_bytes = 10 * UNIT_BYTES
+    profiles = [(batch, _with_singles(profile, units, 10)) for batch, profile, units in tuned]
+    sites = [site for number, each in enumerate(profiles) for site in _tuned(number, *each, each_bytes)]
+    assume(sites)
+    if mode is Mode.SHARING:
+        sites = [_of_what_fits_its_share(site) for site in sites]
+    shares = sum(site.division.workspace_bytes for site in sites)
+    limit_bytes = each_bytes if mode is Mode.REUSE else shares
+    plan = Plan(mode, Policy.POWER_OF_TWO, limit_bytes, CpuBackend().environment(), tuple(sites), (), "0")
+    processor, owners = Processor(sites), [{ConvOp.FPROP: Owner()} for _ in sites]
+    memory = Memory.of(plan, is_growing=False, by_pages=True)
+    release_workspaces()
+
+    for number, batch in calls:
+        site = sites[number % len(sites)]
+        problem = site.problem.with_batch(min(batch, site.problem.batch))
+        operands = operands_of(problem)[:2]
+        if is_unpatched(site, memory):
+            processor.own_convolution(problem, *operands)
+            continue
+        of_its_own = owners[number % len(sites)] if mode is Mode.SHARING else None
+        try:
+            convolution = divided(processor, problem, {ConvOp.FPROP: site}, memory, of_its_own)
+        except BackendError:  # as where a single sample fits by nothing
+            continue
+        convolution.run(ConvOp.FPROP, *operands)
+        processor.note()
+
+    assert processor.most_bytes <= limit_bytes
 
 
 def _gradients_in_16_bits(division: Division, *singles: Candidate) -> Assignment:
