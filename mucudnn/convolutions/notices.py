@@ -14,6 +14,11 @@ class Reason(enum.Enum):
     """Nothing like it was tuned."""
     OTHER_FORM = "optimize in the type and layout in which it runs, inside of torch.autocast if it runs there"
     """Its shape was tuned, in another type or layout."""
+    SINGLE_VOLUME = (
+        "PyTorch computes a single volume in another layout than several; optimize with dynamic=True tunes "
+        "that, too"
+    )
+    """Its shape was tuned, of several samples and with the channels last."""
     OTHER_BIAS = "optimize it as it is now: folding batch norm gives a bias, so fold before"
     """Its shape was tuned, with a bias where it has none now, or without one."""
     TRAINED_AFTER_ALL = "optimize again as it is now, or before anything is frozen"
@@ -27,7 +32,7 @@ class Reason(enum.Enum):
     """The plan's times are those of another environment."""
     MOVED = "move it back, or optimize again where it is now"
     """Its tensors lie on another kind of device."""
-    PARTS = "a larger limit, or another policy than 'undivided', lets smaller batches be made of parts"
+    PARTS = "a larger limit may let it be divided, and after policy='undivided' another policy"
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
     WATCHED = "elsewhere it is divided"
     """Whoever watches what is computed, as a mode does, would not see a convolution."""

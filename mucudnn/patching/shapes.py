@@ -16,7 +16,7 @@ from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock
 from mucudnn.patching.fitting import Memory, divided
 from mucudnn.plan import Assignment, Plan
-from mucudnn.problem import ConvOp, ConvProblem, op_of
+from mucudnn.problem import ConvOp, ConvProblem, Layout, op_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +200,10 @@ class TunedShapes:
         problems = [each.problem for each in self._variants]
         if any(_is_like(dataclasses.replace(each, bias=problem.bias), problem) for each in problems):
             return Reason.OTHER_BIAS
+        if problem.batch == 1 and problem.layout is Layout.CONTIGUOUS and len(problem.input_size) == 3:
+            alone = (dataclasses.replace(each, layout=problem.layout) for each in problems)
+            if any(_is_like(each, problem) for each in alone):
+                return Reason.SINGLE_VOLUME
         if any(_is_like(_in_form_of(problem, each), problem) for each in problems):
             return Reason.OTHER_FORM
         return Reason.OTHER_SHAPE

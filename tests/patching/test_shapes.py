@@ -185,6 +185,35 @@ def test_what_no_shape_serves_is_told_with_the_least_in_which_it_differs(
     assert told.reasons == [reason]
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"batch": 1}, Reason.SINGLE_VOLUME),
+        ({"batch": 2}, Reason.OTHER_FORM),
+        ({"batch": 1, "dtype": "float64"}, Reason.OTHER_FORM),
+    ],
+)
+def test_a_single_volume_is_told_to_be_in_another_layout_than_several(
+    changes: dict[str, Any], reason: Reason
+) -> None:
+    volumes = a_convolution(
+        batch=4,
+        input_size=(5,) * 3,
+        kernel_size=(3,) * 3,
+        stride=(1,) * 3,
+        padding=(1,) * 3,
+        dilation=(1,) * 3,
+    )
+    tuned, told = dataclasses.replace(volumes, layout=Layout.CHANNELS_LAST), _Told()
+
+    with pytest.warns(UntunedWarning, match="was tuned for .* channels_last, .*but meets .* contiguous"):
+        served = _shapes(_variant(tuned), notice=told).convolution(
+            CpuBackend(), dataclasses.replace(volumes, **changes)
+        )
+
+    assert (served, told.reasons) == (None, [reason])
+
+
 class _Learner:
     """Tunes what it is asked for, in some time, and notes what that is."""
 
