@@ -63,7 +63,9 @@ def errors_naming(path: Path) -> Iterator[None]:
         raise kind(f"{path} cannot be used as a store: {error}{advice}.") from error
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         pass_on_interruption(error)
-        raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
+        raise StoreError(
+            f"{path} is damaged, a row cannot be read: {error!r}; move it away, or choose another store."
+        ) from error
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -88,12 +88,20 @@ def comparison_to_rows(comparison: Comparison) -> list[tuple[int, str, str | Non
     ]
 
 
-def comparison_from_rows(problem: ConvProblem, rows: Sequence[sqlite3.Row]) -> Comparison:
+def comparison_from_rows(problem: ConvProblem, divisions: str, rows: Sequence[sqlite3.Row]) -> Comparison:
     """Return the comparison on `problem` whose divisions `rows` hold, by position.
 
+    Args:
+        problem: of the mini-batch.
+        divisions: the text of their keys.
+        rows: one for each.
+
     Raises:
-        LookupError, TypeError, ValueError: a row is damaged.
+        LookupError, TypeError, ValueError: a row is damaged, or missing.
     """
+    found = keys_to_text(row["division"] for row in rows)
+    if found != divisions:
+        raise ValueError(f"A comparison of {divisions} must have a row for each, but has {found}.")
     return Comparison(
         problem,
         times={row["division"]: _some_measurement(row["times"]) for row in rows},

@@ -170,10 +170,11 @@ class SqliteStore:
         self, environment: Environment, problem: ConvProblem, keys: Iterable[str]
     ) -> Comparison | None:
         """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
-        place = (environment.key, problem.key, rows.keys_to_text(keys))
+        divisions = rows.keys_to_text(keys)
         with self._transaction("DEFERRED") as database:
+            place = (environment.key, problem.key, divisions)
             found = database.execute(_FIND_COMPARED, place).fetchall()
-            return rows.comparison_from_rows(problem, found) if found else None
+            return rows.comparison_from_rows(problem, divisions, found) if found else None
 
     def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
         """Keep those of `comparisons` of whose divisions there is none yet."""
@@ -298,4 +299,5 @@ def _comparisons_of(database: sqlite3.Connection, environment: int) -> list[Comp
 def _comparison_of(database: sqlite3.Connection, row: sqlite3.Row) -> Comparison:
     compared = "SELECT * FROM compared WHERE comparison = ? ORDER BY position"
     problem = rows.problem_from_text(row["problem"])
-    return rows.comparison_from_rows(problem, database.execute(compared, (row["id"],)).fetchall())
+    found = database.execute(compared, (row["id"],)).fetchall()
+    return rows.comparison_from_rows(problem, row["divisions"], found)

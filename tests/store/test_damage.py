@@ -134,6 +134,27 @@ def test_a_comparison_that_has_lost_rounds_is_refused_when_it_is_looked_up(tmp_p
         store.comparison(an_environment(), a_problem(), keys)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.comparison(an_environment(), a_problem(), ("cpu:aten@2", "cpu:im2col@2")),
+        lambda store: store.copy_into(MemoryStore()),
+    ],
+    ids=["looked up", "copied"],
+)
+def test_a_comparison_that_has_lost_a_division_is_refused(
+    tmp_path: Path, use: Callable[[SqliteStore], object]
+) -> None:
+    path, keys = tmp_path / "profiles.sqlite3", ("cpu:aten@2", "cpu:im2col@2")
+    with SqliteStore(path) as store:
+        times = dict.fromkeys(keys, Measurement((7, 8, 9)))
+        store.add_comparisons(an_environment(), [Comparison(a_problem(), times, {})])
+    execute(path, f"DELETE FROM compared WHERE division = '{keys[0]}'")
+
+    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"must have a row for each.*; move it"):
+        use(store)
+
+
 def test_a_damaged_problem_is_refused_when_it_is_copied(tmp_path: Path) -> None:
     path = filled(tmp_path / "profiles.sqlite3")
     execute(path, "UPDATE records SET problem = '[]'")
