@@ -21,7 +21,14 @@ from mucudnn.cli.options import (
     plot_option,
     target_argument,
 )
-from mucudnn.cli.output import failing_as, others_on_standard_error, print_json, report_width, say
+from mucudnn.cli.output import (
+    failing_as,
+    others_on_standard_error,
+    print_json,
+    print_report,
+    report_width,
+    say,
+)
 from mucudnn.intervals import FEWEST_SAMPLES
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
@@ -129,7 +136,7 @@ def _print(found: "StepComparison", *, as_json: bool) -> None:
     if as_json:
         print_json(comparison_as_json(found))
     else:
-        click.echo(render_comparison(found, width=report_width()))
+        print_report(render_comparison(found, width=report_width()))
 
 
 def is_for_inference(plan: Plan, model: "nn.Module") -> bool:

@@ -94,6 +94,18 @@ def columns(default: int) -> int:
     return shutil.get_terminal_size((default, 0)).columns if is_terminal else default
 
 
+def print_report(text: str) -> None:
+    """Print a report to standard output; where the terminal is narrower, say what shows all of it."""
+    click.echo(text)
+    widest = max(map(len, text.splitlines()), default=0)
+    here = columns(widest)
+    if here < widest:
+        _to_standard_error(
+            f"The table has {widest} columns, and this terminal {here}: --plot FILE.html makes a page of it, "
+            "and | less -S scrolls."
+        )
+
+
 def report_width() -> int:
     """Return the columns of the terminal, if they are fewer than a report has."""
     return min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.options import FILE, PLAN, brief_option, json_option, plot_option
-from mucudnn.cli.output import print_json, report_width, say
+from mucudnn.cli.output import print_json, print_report, report_width, say
 from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
 from mucudnn.profiling.replay import PREFIX, recorded_store
@@ -58,7 +58,7 @@ def show_command(
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
         else:
-            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, report_width())}")
+            print_report(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, report_width())}")
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
 
@@ -79,7 +79,7 @@ def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:
     if as_json:
         print_json(plan_as_json(plan))
     else:
-        click.echo(_rendered(plan, brief))
+        print_report(_rendered(plan, brief))
 
 
 def _rendered(plan: Plan, brief: bool) -> str:

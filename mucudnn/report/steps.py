@@ -97,7 +97,8 @@ def _title(found: StepComparison, width: int) -> list[str]:
 
 def _rows(found: StepComparison) -> Iterator[Row]:
     """Yield the whole step, what its patched convolutions add up to, and each of them."""
-    yield (*_cells("the whole step", found.step), str(found.step.verdict))
+    verdict = "own" if patches_nothing(found) else str(found.step.verdict)
+    yield (*_cells("the whole step", found.step), verdict)
     if found.layers:
         before, now = (
             sum(getattr(each.times, name).median for each in found.layers) * 1e3 for name in ("before", "now")

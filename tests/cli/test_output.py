@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from mucudnn import errors
-from mucudnn.cli.output import columns, warnings_as_lines
+from mucudnn.cli.output import columns, print_report, warnings_as_lines
 
 OURS = [
     each
@@ -57,6 +57,24 @@ def test_a_terminal_tells_its_width(
     monkeypatch.setenv("COLUMNS", "60")
 
     assert columns(118) == expected
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_told"), [(_Terminal(), True), (io.StringIO(), False)], ids=["terminal", "pipe"]
+)
+def test_a_report_that_is_wider_than_the_terminal_is_told_to_be(
+    stream: io.StringIO, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "60")
+
+    print_report(f"{'x' * 60}\n")
+    before = capsys.readouterr().err
+    print_report(f"a title\n{'x' * 61}\n")
+
+    assert before == ""
+    assert ("The table has 61 columns, and this terminal 60" in capsys.readouterr().err) == is_told
+    assert stream.getvalue().count("x") == 121
 
 
 class _Broken(io.StringIO):

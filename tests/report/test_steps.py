@@ -264,6 +264,15 @@ def test_what_is_no_longer_patched_is_named() -> None:
     assert note(FOUND, "not patched") is None
 
 
+def test_where_nothing_is_patched_there_is_no_verdict_on_chance() -> None:
+    plan = dataclasses.replace(PLAN, assignments=())
+    slower = PairedTimes((100 * MS,) * 10, (120 * MS,) * 10)
+    found = dataclasses.replace(FOUND, step=slower, layers=(), unseen=(), slower=(), plan=plan, settled=plan)
+
+    assert table_of(found)[-1].endswith("own")
+    assert note(found, "no patches") is not None
+
+
 def test_a_step_that_is_not_faster_and_runs_another_thing_is_not_blamed_on_the_plan() -> None:
     slower = PairedTimes((100 * MS,) * 10, (120 * MS,) * 10)
     found = dataclasses.replace(FOUND, step=slower, slower=(), settled=FOUND.plan, unplanned=("stem",))
