@@ -13,6 +13,9 @@ from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
 
+_OF_RECORDINGS = "replay:"
+"""How names of recordings begin, which are no files."""
+
 StoreOption = Store | str | os.PathLike[str] | None
 """An open store, or which file to open; None for that of `default_path`."""
 
@@ -33,6 +36,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def _check_names_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what a variable leaves that is not set, and a recording where a file is meant."""
+    name = os.fspath(path)
+    if not name:
+        raise StoreError("A store must be a file, but got an empty name.")
+    if name.startswith(_OF_RECORDINGS):
+        raise StoreError(f"A store must be a file, but got {name!r}: a recording is a backend.")
+
+
 def readable_store(path: Path) -> SqliteStore:
     """Return the store in a file that is only read, unless a write that a crash tore is to be undone.
 
@@ -41,6 +53,7 @@ def readable_store(path: Path) -> SqliteStore:
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
     """
+    _check_names_file(path)
     try:
         return SqliteStore(path, read_only=True)
     except StoreError:
@@ -56,11 +69,13 @@ def open_store(store: StoreOption = None) -> Store:
     that holds whatever can be read of the file; likewise where a write fails later, as on a full disk.
 
     Raises:
-        StoreError: the file is damaged, newer than this version, or not ours.
+        StoreError: the file is damaged, newer than this version, or not ours; or no file is named.
     """
     if store is not None and not isinstance(store, str | os.PathLike):
         return store
-    path = default_path() if store is None else expanded(store)
+    named = default_path() if store is None else store
+    _check_names_file(named)
+    path = expanded(named)
     try:
         return SteadfastStore(SqliteStore(path))
     except UnusableFileError as error:

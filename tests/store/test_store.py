@@ -407,6 +407,25 @@ def test_a_disk_that_fills_up_costs_what_is_measured_from_then_on_and_nothing_el
         assert kept.count() == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("", "got an empty name"), ("replay:xeon", "'replay:xeon': a recording is a backend")],
+)
+def test_what_names_no_file_is_no_store(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(StoreError, match=message):
+        open_store(name)
+    monkeypatch.setenv("MUCUDNN_STORE", name)
+    if name:  # else the variable counts as not set
+        for opening in (open_store, lambda: readable_store(default_path())):
+            with pytest.raises(StoreError, match=message):
+                opening()
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_what_is_in_memory_is_told_from_what_is_in_a_file(tmp_path: Path) -> None:
     memory, file = MemoryStore(), SqliteStore(filled(tmp_path / "profiles.sqlite3"))
 
