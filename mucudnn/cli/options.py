@@ -117,6 +117,12 @@ class Target(NamedTuple):
 def _target(text: str) -> Target:
     module, _, name = text.partition(":")
     meant = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+    file = Path(module)
+    if file.is_absolute() and file.suffix == ".py":
+        raise click.BadParameter(
+            f"it must read PACKAGE.MODULE:CALLABLE, but got {text!r}; did you mean '{file.stem}:{name}', run "
+            f"in {file.parent}?"
+        )
     if not all(word.isidentifier() for word in (*meant.split("."), *name.split("."))):
         raise click.BadParameter(f"it must read PACKAGE.MODULE:CALLABLE, but got {text!r}.")
     if meant != module:

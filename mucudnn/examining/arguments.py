@@ -61,6 +61,11 @@ def rejected(model: nn.Module, sample: CallArguments, error: Exception) -> Sampl
     """Return what to say of a model that raised `error` on the sample."""
     told = f"The model must run on the sample, but it raised {error!r}."
     count = len(sample.args)
+    if sample.kwargs and not count and isinstance(error, TypeError) and not _takes(model, sample):
+        return SampleError(
+            f"{told} It was called with arguments by name, because a dict of a sample is these: give a dict "
+            "that is one argument as ({...},)."
+        )
     if count < 2 or not isinstance(error, TypeError):
         return SampleError(told)
     labels = "" if _takes(model, sample) else "leave out labels, and "

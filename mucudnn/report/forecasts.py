@@ -30,7 +30,7 @@ _PARTS = (
     "the parts before, if that is more."
 )
 _LAYOUT = (
-    "At {} sites tensors are contiguous (channels before space), but the first-ranked plan computes on "
+    "At {} tensors are contiguous (channels before space), but the first-ranked plan computes on "
     "tensor cores, and so on copies with the channels last. A model in channels_last needs few such copies: "
     "that is the honest baseline for any saving, and --channels-last shows it."
 )
@@ -159,7 +159,7 @@ def _layout_notes(forecast: Forecast) -> list[tuple[str, str]]:
         and _uses_tensor_cores(site.forecast.undivided)
         for site in forecast.sites
     )
-    return [("layout", _LAYOUT.format(copying))] if copying else []
+    return [("layout", _LAYOUT.format("1 site" if copying == 1 else f"{copying} sites"))] if copying else []
 
 
 def _transposed_notes(forecast: Forecast) -> list[tuple[str, str]]:

@@ -180,7 +180,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
 
 
 @pytest.mark.parametrize(
-    "target", ["models_of_a_test", "models_of_a_test:", ":conv", "net.py", "../net.py:conv", "/a/net.py:conv"]
+    "target", ["models_of_a_test", "models_of_a_test:", ":conv", "net.py", "../net.py:conv", "/a/net:conv"]
 )
 def test_a_target_that_names_no_callable_is_a_usage_error(target: str) -> None:
     result = run("tune", target, *SMALL)
@@ -535,6 +535,13 @@ def test_an_exacter_result_may_be_asked_for(tuned: Tuned, tmp_path: Path) -> Non
 
     assert result.exit_code == 0
     assert algorithms_of(Plan.load(output)) == {"cpu:aten"}
+
+
+def test_a_file_with_its_folder_in_the_place_of_a_module_is_a_usage_error() -> None:
+    result = run("tune", "/models/net.py:conv", *SMALL)
+
+    assert result.exit_code == 2
+    assert "did you mean 'net:conv', run in /models?" in result.stderr
 
 
 @pytest.mark.parametrize(

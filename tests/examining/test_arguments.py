@@ -38,6 +38,20 @@ def test_keywords_are_among_the_arguments_that_a_model_takes() -> None:
     assert "labels" not in str(rejected(Scaled(), sample, TypeError("no such type")))
 
 
+def test_who_gives_a_dict_that_is_one_argument_is_told_how() -> None:
+    class Labelled(nn.Conv2d):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().forward(batch["image"])
+
+    sample = {"image": a_batch()}
+    with pytest.raises(SampleError, match=r"give a dict that is one argument as \(\{\.\.\.\},\)"):
+        extract(Labelled(3, 4, 3), sample)
+    assert extract(Labelled(3, 4, 3), (sample,)).calls
+
+    error = TypeError("of the model itself")
+    assert "dict" not in str(rejected(nn.Conv2d(3, 4, 3), CallArguments.of({"input": a_batch()}), error))
+
+
 def test_a_model_that_does_not_tell_what_it_takes_may_have_got_labels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     model.forward = torch.conv2d  # type: ignore[method-assign, assignment]  # written in C++
