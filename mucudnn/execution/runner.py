@@ -34,7 +34,7 @@ def _strides(shape: tuple[int, ...], order: torch.memory_format) -> tuple[int, .
 
 
 Ready = Callable[[int], None]
-"""Is told before each part what it takes elsewhere."""
+"""Is told before each part, and before those of PyTorch's own together, what one takes elsewhere."""
 
 
 _Form = tuple[tuple[int, ...], torch.dtype, Layout]
@@ -269,7 +269,7 @@ class _SliceParts:
             bias: (k,), for fprop only.
             unread: x for dgrad, dy for fprop of a transposed convolution, whatever it holds; without an x
                 PyTorch's own is given the result in its place.
-            ready: is told of each group before it runs, if there is one.
+            ready: is told what is taken elsewhere before it is, if there is one.
             is_prepared: whether the only group has this filter's transform in the workspace.
 
         Raises:
@@ -354,7 +354,7 @@ class _SumParts:
             image: x, of the whole mini-batch.
             gradient: dy, of the whole mini-batch.
             unread: w, whatever it holds.
-            ready: is told of each group before it runs, if there is one.
+            ready: is told what is taken elsewhere before it is, if there is one.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
