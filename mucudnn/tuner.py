@@ -64,7 +64,9 @@ def optimize(
         sample: a tensor, a tuple or list of arguments, or a dict of keyword arguments, with the batch that
             the model will meet. Without one the model is armed: its first call is the sample. If that call
             has nothing to tune, the model runs as before, with an UntunedWarning. There is one, too, if the
-            model was in training mode and its first call comes in eval mode, as in a validation.
+            model was in training mode and its first call comes in eval mode, as in a validation. Where
+            torch.compile has compiled a model like it before, that graph may run and tune nothing, without a
+            word: give a sample then, or call torch.compiler.reset() before.
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and

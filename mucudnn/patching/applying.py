@@ -189,7 +189,8 @@ def _found(model: nn.Module) -> _Patched:
     if is_armed(model):
         raise PlanError(
             "The model must have been called, which tunes it, but it still waits for its first call that can "
-            "be examined."
+            "be examined. Graphs that torch.compile has of a model like it, from before, run no such call: see "
+            "torch.compiler.reset()."
         )
     if not isinstance(found, _Patched):
         raise PlanError(
