@@ -189,8 +189,8 @@ def _found(model: nn.Module) -> _Patched:
     if is_armed(model):
         raise PlanError(
             "The model must have been called, which tunes it, but it still waits for its first call that can "
-            "be examined. Graphs that torch.compile has of a model like it, from before, run no such call: see "
-            "torch.compiler.reset()."
+            "be examined. Graphs that torch.compile has of a model like it, from before, run no such call: "
+            "torch.compiler.reset() drops them."
         )
     if not isinstance(found, _Patched):
         raise PlanError(
@@ -363,7 +363,7 @@ def _own_when_frozen(
         seen: what is known of such graphs.
         memory: of the plan.
     """
-    if assigned is None or memory.room.is_unpatched(assigned.division):
+    if assigned is None or memory.room_as_tuned.is_unpatched(assigned.division):
         return problem.batch
     if seen is None or not memory.room.suffices(seen.workspace_bytes, assigned.division):
         return 0

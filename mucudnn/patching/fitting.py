@@ -38,10 +38,10 @@ class Memory:
         environment: for which the plan was made.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
-        buffer_bytes: what divisions may take of the common buffer: those of the plan and, on processors,
-            single samples of which PyTorch's own would take more than the limit.
+        buffer_bytes: what divisions may take of the common buffer.
         capacity_bytes: what it grows to at once: to so much, or to more where PyTorch's own needs a larger
             block while the buffer is given back.
+        single_bytes: what single samples may take of it, of which PyTorch's own takes more than the limit.
     """
 
     environment: Environment
@@ -49,6 +49,7 @@ class Memory:
     limit_bytes: int
     buffer_bytes: int
     capacity_bytes: int
+    single_bytes: int = 0
 
     @classmethod
     def of(cls, plan: Plan, *, is_growing: bool, by_pages: bool) -> "Memory":
@@ -62,27 +63,38 @@ class Memory:
         """
         sites = [(each.problem, each.division) for each in plan.assignments]
         known = common_buffer_bytes(sites)
-        barred = [each for each in plan.assignments if by_pages and _bars_own(each)]
-        singles = [_single_bytes(each, plan.limit_bytes) for each in barred]
         is_sharing = plan.mode is Mode.SHARING
+        barred = [each for each in plan.assignments if by_pages and _bars_own(each, plan.limit_bytes)]
+        singles = [_single_bytes(each, plan.limit_bytes) for each in barred]
         capacity_bytes = known if by_pages else block_bytes(sites, plan.limit_bytes)
         return cls(
             environment=plan.environment,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
-            buffer_bytes=plan.limit_bytes if is_growing else max([known, *singles]),
+            buffer_bytes=plan.limit_bytes if is_growing else known,
             capacity_bytes=0 if is_sharing else capacity_bytes,
+            single_bytes=max(singles, default=0),
         )
 
     @property
     def held_bytes(self) -> int:
         """What the common buffer may come to."""
-        return max(self.buffer_bytes, self.capacity_bytes)
+        return max(self.buffer_bytes, self.capacity_bytes, self.single_bytes)
 
     @cached_property
     def room(self) -> Room:
         """What sites have beside the buffer, once that has come to all that it may."""
         return Room(self.limit_bytes, None if self.is_sharing else self.held_bytes)
+
+    @cached_property
+    def room_as_tuned(self) -> Room:
+        """The same as tuning has it, which knows of no smaller batches."""
+        held_bytes = max(self.buffer_bytes, self.capacity_bytes)
+        return Room(self.limit_bytes, None if self.is_sharing else held_bytes)
+
+    def share_bytes(self, assigned: Assignment) -> int:
+        """What a site may take."""
+        return assigned.division.workspace_bytes if self.is_sharing else self.limit_bytes
 
 
 def divided(
@@ -107,11 +119,8 @@ def divided(
         BackendError: the batch cannot be made of sizes that were measured, or its parts are not computed or
             need more than their site may take.
     """
-    shares = {
-        op: assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
-        for op, assigned in assignments.items()
-    }
-    common_bytes = None if memory.is_sharing else memory.buffer_bytes
+    shares = {op: memory.share_bytes(assigned) for op, assigned in assignments.items()}
+    common_bytes = None if memory.is_sharing else max(memory.buffer_bytes, memory.single_bytes)
     at_once = not backend.takes_memory_by_pages
     divisions = {
         op: division_for(assigned, problem.batch, shares[op], common_bytes, at_once=at_once)
@@ -129,7 +138,7 @@ def divided(
         limits |= {
             op: shares[op]
             for op, division in divisions.items()
-            if own_bytes(division) and op not in limits and _may_use_buffer(assignments[op])
+            if own_bytes(division) and op not in limits and _may_use_buffer(assignments[op], shares[op])
         }
     result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes, untuned)
     for op, share_bytes in shares.items():
@@ -185,7 +194,7 @@ def division_for(
     division = assigned.division
     if batch == division.batch:
         return division
-    is_barred = batch == 1 and _bars_own(assigned)
+    is_barred = batch == 1 and _bars_own(assigned, share_bytes)
     if not assigned.candidates or (division.is_own and not is_barred):
         single = own_whole(assigned.candidates, 1) if batch == 1 else None
         return _cut(division, batch) if single is None else Division((single,))
@@ -211,8 +220,8 @@ def division_for(
     found = [each for each in able if each is not None]
     if not found and is_barred:
         raise BackendError(
-            f"of a single sample PyTorch's own needs more than the limit, and nothing else that was measured "
-            f"fits into {format_bytes(held_bytes)}"
+            "of a single sample PyTorch's own does not fit, and nothing else that was measured fits into "
+            f"{format_bytes(held_bytes)}"
         )
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
@@ -225,12 +234,13 @@ def is_unpatched(assigned: Assignment, memory: Memory) -> bool:
     """Return whether a site runs PyTorch's own as it comes, of a single sample, too."""
     single = own_whole(assigned.candidates, 1)
     runs = [assigned.division, *([] if single is None else [Division((single,))])]
-    return all(map(memory.room.is_unpatched, runs)) and not _bars_own(assigned)
+    is_barred = _bars_own(assigned, memory.share_bytes(assigned))
+    return all(map(memory.room.is_unpatched, runs)) and not is_barred
 
 
-def _may_use_buffer(assigned: Assignment) -> bool:
+def _may_use_buffer(assigned: Assignment, share_bytes: int) -> bool:
     """Return whether a site runs something else than PyTorch's own, undivided, of any batch."""
-    return not assigned.division.is_own or _bars_own(assigned)
+    return not assigned.division.is_own or _bars_own(assigned, share_bytes)
 
 
 def _looked_up(candidates: tuple[Candidate, ...], batch: int) -> Division | None:
@@ -258,8 +268,8 @@ def _single_bytes(assigned: Assignment, share_bytes: int) -> int:
     return 0 if found is None else found.workspace_bytes
 
 
-def _bars_own(assigned: Assignment) -> bool:
-    """Return whether PyTorch's own may not run of a single sample: it was tried, and is no candidate.
+def _bars_own(assigned: Assignment, share_bytes: int) -> bool:
+    """Return whether PyTorch's own may not run of a single sample: it was tried, and does not fit.
 
     Elsewhere fewer samples need no more. But on processors PyTorch computes a single sample by another
     algorithm than several: 3x64x64x64 with 3x3x3 filters took 81 MiB, two of them 32 (27 and 2.4 of
@@ -268,12 +278,15 @@ def _bars_own(assigned: Assignment) -> bool:
     Of images that is certain only where several fit as a part: whole batches need less, since a part is
     copied into the result.
     """
-    own_sizes = {each.batch for each in assigned.candidates if each.is_own}
+    own_sizes = {
+        each.batch: each.workspace_bytes <= share_bytes for each in assigned.candidates if each.is_own
+    }
+    if 1 in own_sizes:
+        return not own_sizes[1]
     is_volume = len(assigned.problem.input_size) == 3
-    were_tried = any(size < assigned.division.batch for size in own_sizes) or (
+    return any(size < assigned.division.batch for size in own_sizes) or (
         is_volume and any(each.batch == 1 for each in assigned.candidates)
     )
-    return were_tried and 1 not in own_sizes
 
 
 def _own_undivided(candidates: Sequence[Candidate], batch: int, share_bytes: int) -> Division | None:

@@ -15,7 +15,7 @@ from mucudnn.division import Division, buffer_bytes, own_bytes
 from mucudnn.errors import BackendError, InfeasibleError
 from mucudnn.execution import workspace
 from mucudnn.execution.workspace import Owner, release_workspaces, workspace_of
-from mucudnn.patching import fitting
+from mucudnn.patching import applying, fitting
 from mucudnn.patching.fitting import Memory, divided, division_for, is_unpatched
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -114,7 +114,7 @@ def test_a_single_sample_is_not_pytorchs_own_where_two_fit_as_a_part_and_one_doe
 
     assert runs(pair, single) == "cpu:im2col@1*1"
     assert runs(pair, single, Candidate("cpu:aten", 1, 0.5, 40)) == "cpu:aten@1*1"
-    with pytest.raises(BackendError, match=r"PyTorch's own needs more .*, and nothing .* fits into 20 B"):
+    with pytest.raises(BackendError, match=r"PyTorch's own does not fit, and nothing .* fits into 20 B"):
         runs(pair)
 
 
@@ -240,17 +240,48 @@ def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -
     assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize(("by_pages", "buffer_bytes"), [(True, 90), (False, 0)])
+@pytest.mark.parametrize(("by_pages", "single_bytes"), [(True, 90), (False, 0)])
 def test_the_buffer_may_come_to_what_a_single_sample_takes_of_which_pytorchs_own_does_not_fit(
-    *, by_pages: bool, buffer_bytes: int
+    *, by_pages: bool, single_bytes: int
 ) -> None:
     """Only processors compute that by another algorithm than several, which needs more."""
     site = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 1.0, 101))
 
     known = _memory_of(site, by_pages=by_pages)
 
-    assert known.buffer_bytes == buffer_bytes
+    assert (known.buffer_bytes, known.single_bytes) == (0, single_bytes)
     assert known.room.bound(Division((Candidate("cpu:aten", 2, 1.0, 60),) * 4)) == (100 if by_pages else None)
+
+
+@pytest.mark.parametrize(
+    ("single", "is_as_it_comes"),
+    [
+        (Candidate("cpu:aten", 1, 0.1, 40), True),
+        (Candidate("cpu:aten", 1, 0.1, 41), False),  # does not fit beside the buffer
+        (Candidate("cpu:im2col", 1, 0.1, 10), False),  # PyTorch's own does not fit at all
+    ],
+)
+def test_what_runs_pytorchs_own_is_unpatched_only_if_a_single_sample_has_room_as_well(
+    single: Candidate, *, is_as_it_comes: bool
+) -> None:
+    own = Candidate("cpu:aten", 8, 1.0, 30), Candidate("cpu:aten", 2, 1.0, 30)
+    site, other = _assigned(*own, single), _assigned(Candidate("cpu:im2col", 8, 1.0, 60))
+
+    memory = _memory_of(site, other)
+
+    assert is_unpatched(site, memory) == is_as_it_comes
+    assert memory.room_as_tuned.is_unpatched(site.division)
+
+
+def test_tuning_knows_of_no_single_samples_so_nor_does_what_it_has_found_of_frozen_graphs() -> None:
+    own = Candidate("cpu:aten", 8, 1.0, 30), Candidate("cpu:aten", 2, 1.0, 30)
+    site = _assigned(*own, Candidate("cpu:im2col", 1, 0.1, 90))
+
+    memory = _memory_of(site)
+
+    assert not memory.room.is_unpatched(site.division)  # beside a buffer of 90
+    assert memory.room_as_tuned.is_unpatched(site.division)
+    assert applying._own_when_frozen(site.problem, site, None, memory) == 8
 
 
 @pytest.mark.parametrize(
@@ -498,12 +529,6 @@ def _with_singles(profile: list[Candidate], single_units: int, largest: int) -> 
     return [*others, *(Candidate("cpu:aten", batch, 0.5, n_bytes) for batch, n_bytes in own)]
 
 
-def _of_what_fits_its_share(site: Assignment) -> Assignment:
-    """The site as sharing mode tunes it."""
-    within = (each for each in site.candidates if each.workspace_bytes <= site.division.workspace_bytes)
-    return dataclasses.replace(site, candidates=tuple(within))
-
-
 @examples(750)
 @given(
     st.sampled_from(Mode),
@@ -518,8 +543,6 @@ def test_whatever_runs_in_whatever_order_keeps_to_the_limit_on_a_processor(
     profiles = [(batch, _with_singles(profile, units, 10)) for batch, profile, units in tuned]
     sites = [site for number, each in enumerate(profiles) for site in _tuned(number, *each, each_bytes)]
     assume(sites)
-    if mode is Mode.SHARING:
-        sites = [_of_what_fits_its_share(site) for site in sites]
     shares = sum(site.division.workspace_bytes for site in sites)
     limit_bytes = each_bytes if mode is Mode.REUSE else shares
     plan = Plan(mode, Policy.POWER_OF_TWO, limit_bytes, CpuBackend().environment(), tuple(sites), (), "0")
