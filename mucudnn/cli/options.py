@@ -118,7 +118,7 @@ def _target(text: str) -> Target:
     module, _, name = text.partition(":")
     meant = module.removesuffix(".py").removeprefix("./").replace("/", ".")
     file = Path(module)
-    if file.is_absolute() and file.suffix == ".py":
+    if file.is_absolute() and file.suffix == ".py" and file.stem.isidentifier() and name.isidentifier():
         raise click.BadParameter(
             f"it must read PACKAGE.MODULE:CALLABLE, but got {text!r}; did you mean '{file.stem}:{name}', run "
             f"in {file.parent}?"

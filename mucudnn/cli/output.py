@@ -101,8 +101,8 @@ def print_report(text: str) -> None:
     here = columns(widest)
     if here < widest:
         _to_standard_error(
-            f"The table has {widest} columns, and this terminal {here}: --plot FILE.html makes a page of it, "
-            "and | less -S scrolls."
+            f"The table has {widest} columns, and this terminal {here}: | less -S scrolls it, and a page "
+            "made by --plot FILE.html has it, too."
         )
 
 

@@ -4,6 +4,7 @@ from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import (
     StoreOption,
+    check_names_file,
     default_path,
     expanded,
     in_memory,
@@ -18,6 +19,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreOption",
+    "check_names_file",
     "default_path",
     "expanded",
     "in_memory",

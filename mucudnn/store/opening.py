@@ -36,8 +36,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def _check_names_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what a variable leaves that is not set, and a recording where a file is meant."""
+def check_names_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what a variable leaves that is not set, and a recording where a file is meant.
+
+    Raises:
+        StoreError: it is either.
+    """
     name = os.fspath(path)
     if not name:
         raise StoreError("A store must be a file, but got an empty name.")
@@ -53,7 +57,7 @@ def readable_store(path: Path) -> SqliteStore:
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
     """
-    _check_names_file(path)
+    check_names_file(path)
     try:
         return SqliteStore(path, read_only=True)
     except StoreError:
@@ -74,7 +78,7 @@ def open_store(store: StoreOption = None) -> Store:
     if store is not None and not isinstance(store, str | os.PathLike):
         return store
     named = default_path() if store is None else store
-    _check_names_file(named)
+    check_names_file(named)
     path = expanded(named)
     try:
         return SteadfastStore(SqliteStore(path))

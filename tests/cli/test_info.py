@@ -50,6 +50,16 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def test_a_recording_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    result = run("info", "--store", "replay:xeon")
+
+    assert_one_sentence(
+        result, "mucudnn: A store must be a file, but got 'replay:xeon': a recording is a backend."
+    )
+
+
 def test_info_tells_version_environment_and_store(store_path: Path) -> None:
     with SqliteStore(store_path) as store:
         store.add_records(an_environment(), [a_record()])

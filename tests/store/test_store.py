@@ -416,8 +416,14 @@ def test_what_names_no_file_is_no_store(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(StoreError, match=message):
-        open_store(name)
+    for use in (
+        lambda store: open_store(store),
+        lambda store: mucudnn.tune(a_chain(), a_batch(), "1MiB", store=store, progress=False),
+        lambda store: mucudnn.optimize(a_chain(), "1MiB", store=store),
+        lambda store: mucudnn.autotune("1MiB", store=store),
+    ):
+        with pytest.raises(StoreError, match=message):
+            use(name)
     monkeypatch.setenv("MUCUDNN_STORE", name)
     if name:  # else the variable counts as not set
         for opening in (open_store, lambda: readable_store(default_path())):
