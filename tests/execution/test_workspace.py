@@ -3,20 +3,21 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.backends import Queue, backend_of
+from mucudnn.backends import PartKernel, Queue, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import BackendWarning
 from mucudnn.execution import workspace as room
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from tests.devices import Device
 from tests.operands import a_convolution, operands_of
@@ -633,6 +634,33 @@ def test_a_part_has_room_beside_what_a_larger_one_of_its_own_algorithm_has_touch
         runner(workspace, *operands_of(problem))
 
     assert backend.released == [(one, three - one)] * 2
+
+
+class Preparing(CpuBackend):
+    """The processor; it notes how often a filter is prepared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = 0
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        kernel = super().slice_kernel(problem, algorithm, buffer)
+
+        def prepare(weight: Tensor) -> None:
+            self.prepared += 1
+            kernel.prepare(weight)
+
+        return SimpleNamespace(prepare=prepare, run=kernel.run, finish=kernel.finish)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+def test_the_filter_is_prepared_once_for_all_parts_of_an_algorithm(op: ConvOp) -> None:
+    problem, backend = a_convolution(batch=4, op=op), Preparing()
+    division = Division((Candidate("cpu:onednn_nhwc", 1, 0.0, 2**20),) * 4)
+
+    Runner(backend, problem, division)(Workspace(CPU), *operands_of(problem))
+
+    assert backend.prepared == 1
 
 
 @pytest.mark.parametrize("op", ConvOp)
