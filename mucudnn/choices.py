@@ -7,6 +7,9 @@ from mucudnn.errors import OptionError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
+PREFIX = "replay:"
+"""What the name of a backend begins with that is a recording."""
+
 
 class Mode(StrEnum):
     """Whose the workspace limit is."""

@@ -19,7 +19,7 @@ from mucudnn.profiling.replay import numbered
 from mucudnn.recordings import shipped
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plan_advice import waits_by_default
-from mucudnn.store import check_names_file, default_path, expanded, readable_store
+from mucudnn.store import default_path, expanded, readable_store
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
@@ -62,9 +62,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
         _check_idle(store=store is not None, json=as_json)
         _export_device(exported)
         return
-    named = store or default_path()
-    check_names_file(named)
-    here = _Here.seen(expanded(named))
+    here = _Here.seen(expanded(store or default_path()))
     if as_json:
         print_json(here.as_json())
     else:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from mucudnn.choices import PREFIX
 from mucudnn.cli.options import FILE, PLAN, brief_option, json_option, plot_option
 from mucudnn.cli.output import print_json, print_report, report_width, say
 from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
-from mucudnn.profiling.replay import PREFIX, recorded_store
+from mucudnn.profiling.replay import recorded_store
 from mucudnn.report import (
     draw_plan,
     plan_as_json,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.choices import Mode, Search
+from mucudnn.choices import PREFIX, Mode, Search
 from mucudnn.cli.model import Shapes, autocasting, device_of_backend, load_model, ready_on_inputs
 from mucudnn.cli.options import (
     FILE,
@@ -31,7 +31,6 @@ from mucudnn.cli.output import others_on_standard_error, say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
 from mucudnn.plan import Plan
-from mucudnn.profiling.replay import PREFIX
 from mucudnn.report import draw_plan
 from mucudnn.store import MemoryStore, Store, open_store
 from mucudnn.store.steadfast import SteadfastStore

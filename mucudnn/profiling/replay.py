@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from mucudnn.choices import Search
+from mucudnn.choices import PREFIX, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.interruptions import pass_on_interruption
@@ -20,9 +20,6 @@ from mucudnn.profiling.trials import division_trial, fits_as_seen, is_settled, p
 from mucudnn.recordings import recording_file, shipped
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, readable_store
-
-PREFIX = "replay:"
-"""What the name of a backend begins with that is a recording."""
 
 _SIZES = (
     " A recording has only the sizes of the policy that it was made with; of those that come with the "

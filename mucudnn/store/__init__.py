@@ -4,7 +4,6 @@ from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import (
     StoreOption,
-    check_names_file,
     default_path,
     expanded,
     in_memory,
@@ -19,7 +18,6 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreOption",
-    "check_names_file",
     "default_path",
     "expanded",
     "in_memory",

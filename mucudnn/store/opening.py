@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mucudnn.choices import PREFIX
 from mucudnn.errors import StoreError, StoreWarning, warn_user
 from mucudnn.files import cache_folder
 from mucudnn.store.base import Store
@@ -13,15 +14,16 @@ from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
 
-_OF_RECORDINGS = "replay:"
-"""How names of recordings begin, which are no files."""
-
 StoreOption = Store | str | os.PathLike[str] | None
 """An open store, or which file to open; None for that of `default_path`."""
 
 
 def default_path() -> Path:
-    """Return the path in the environment variable MUCUDNN_STORE or, without it, one in the user's cache."""
+    """Return the path in the environment variable MUCUDNN_STORE or, without it, one in the user's cache.
+
+    Raises:
+        StoreError: the variable names no file.
+    """
     chosen = os.environ.get("MUCUDNN_STORE")
     if chosen:
         return expanded(chosen)
@@ -29,24 +31,20 @@ def default_path() -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with the user's folder for a leading ~; that of an unknown user stays as it is."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
-def check_names_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what a variable leaves that is not set, and a recording where a file is meant.
+    """Return `path` with the user's folder for a leading ~; that of an unknown user stays as it is.
 
     Raises:
-        StoreError: it is either.
+        StoreError: it names no file: it is empty, as a variable is that was not set, or a recording's name.
     """
     name = os.fspath(path)
     if not name:
         raise StoreError("A store must be a file, but got an empty name.")
-    if name.startswith(_OF_RECORDINGS):
+    if name.startswith(PREFIX):
         raise StoreError(f"A store must be a file, but got {name!r}: a recording is a backend.")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def readable_store(path: Path) -> SqliteStore:
@@ -57,7 +55,6 @@ def readable_store(path: Path) -> SqliteStore:
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
     """
-    check_names_file(path)
     try:
         return SqliteStore(path, read_only=True)
     except StoreError:
@@ -77,9 +74,7 @@ def open_store(store: StoreOption = None) -> Store:
     """
     if store is not None and not isinstance(store, str | os.PathLike):
         return store
-    named = default_path() if store is None else store
-    check_names_file(named)
-    path = expanded(named)
+    path = default_path() if store is None else expanded(store)
     try:
         return SteadfastStore(SqliteStore(path))
     except UnusableFileError as error:

@@ -171,8 +171,8 @@ class SqliteStore:
     ) -> Comparison | None:
         """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
         divisions = rows.keys_to_text(keys)
+        place = (environment.key, problem.key, divisions)
         with self._transaction("DEFERRED") as database:
-            place = (environment.key, problem.key, divisions)
             found = database.execute(_FIND_COMPARED, place).fetchall()
             return rows.comparison_from_rows(problem, divisions, found) if found else None
 

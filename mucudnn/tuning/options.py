@@ -8,18 +8,17 @@ from numbers import Number
 from typing import Any
 
 from mucudnn.backends import BACKENDS
-from mucudnn.choices import Mode, Policy, Search, choice
+from mucudnn.choices import PREFIX, Mode, Policy, Search, choice
 from mucudnn.errors import OptionError, SizeError
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.objects import described, lacking, offers
 from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.profiler import Profiler
-from mucudnn.profiling.replay import PREFIX
 from mucudnn.progress import ProgressOption, check_progress
 from mucudnn.recordings import shipped
 from mucudnn.sizes import format_exactly, parse_bytes
-from mucudnn.store import Store, StoreOption, check_names_file, default_path, expanded
+from mucudnn.store import Store, StoreOption, default_path, expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +148,7 @@ def _settled(store: StoreOption) -> StoreOption:
         OptionError: it is no path of text, or a relative one where there is no current folder any more.
         StoreError: it names no file.
     """
-    named = default_path() if store is None else store
     try:
-        if isinstance(named, str | os.PathLike):
-            check_names_file(named)
         if store is None:
             return None if default_path().is_absolute() else default_path().absolute()
         return expanded(store).absolute() if isinstance(store, str | os.PathLike) else store
