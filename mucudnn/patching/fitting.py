@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mucudnn.backends import Backend
 from mucudnn.choices import Mode
@@ -76,21 +76,18 @@ class Memory:
             single_bytes=max(singles, default=0),
         )
 
-    @property
-    def held_bytes(self) -> int:
-        """What the common buffer may come to."""
-        return max(self.buffer_bytes, self.capacity_bytes, self.single_bytes)
-
     @cached_property
     def room(self) -> Room:
         """What sites have beside the buffer, once that has come to all that it may."""
-        return Room(self.limit_bytes, None if self.is_sharing else self.held_bytes)
+        return self._room_beside(self.buffer_bytes, self.capacity_bytes, self.single_bytes)
 
     @cached_property
     def room_as_tuned(self) -> Room:
         """The same as tuning has it, which knows of no smaller batches."""
-        held_bytes = max(self.buffer_bytes, self.capacity_bytes)
-        return Room(self.limit_bytes, None if self.is_sharing else held_bytes)
+        return self._room_beside(self.buffer_bytes, self.capacity_bytes)
+
+    def _room_beside(self, *buffers: int) -> Room:
+        return Room(self.limit_bytes, None if self.is_sharing else max(buffers))
 
     def share_bytes(self, assigned: Assignment) -> int:
         """What a site may take."""
@@ -198,8 +195,7 @@ def division_for(
     if not assigned.candidates or (division.is_own and not is_barred):
         single = own_whole(assigned.candidates, 1) if batch == 1 else None
         return _cut(division, batch) if single is None else Division((single,))
-    single_bytes = _single_bytes(assigned, share_bytes)
-    limit_bytes = max(division.workspace_bytes, single_bytes)
+    limit_bytes = max(division.workspace_bytes, _single_bytes(assigned, share_bytes))
     held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
     fitting = tuple(
         each
@@ -208,26 +204,40 @@ def division_for(
     )
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
-        best = best_of(fitting, batch)
-    else:
-        best = _looked_up(fitting, batch)
-    able = [best]
-    if best is not None and at_once and own_bytes(best) + buffer_bytes(best) > share_bytes:
-        kinds = [tuple(each for each in fitting if each.is_own is is_own) for is_own in (True, False)]
-        able = [_looked_up(kind, batch) for kind in kinds]
+    able = _reckoned(fitting, batch, share_bytes if at_once else None)
     if not is_barred:
         able.append(_own_undivided(assigned.candidates, batch, share_bytes))
     found = [each for each in able if each is not None]
-    if not found and is_barred:
-        raise BackendError(
+    if not found:
+        raise BackendError(_why_not(batch, fitting, held_bytes, is_barred=is_barred))
+    return min(found, key=lambda each: each.time_s)
+
+
+def _reckoned(fitting: tuple[Candidate, ...], batch: int, at_once_bytes: int | None) -> list[Division | None]:
+    """Return the best division by a profile, or two where its kinds of parts may not run side by side.
+
+    Args:
+        fitting: candidates.
+        batch: samples.
+        at_once_bytes: what the buffer and PyTorch's own may take together; None where the buffer makes room.
+    """
+    best = _looked_up(fitting, batch)
+    if best is None or at_once_bytes is None or own_bytes(best) + buffer_bytes(best) <= at_once_bytes:
+        return [best]
+    kinds = (tuple(each for each in fitting if each.is_own is is_own) for is_own in (True, False))
+    return [_looked_up(kind, batch) for kind in kinds]
+
+
+def _why_not(batch: int, fitting: Iterable[Candidate], held_bytes: int, *, is_barred: bool) -> str:
+    """Return why nothing may run so many samples."""
+    if is_barred:
+        return (
             "of a single sample PyTorch's own does not fit, and nothing else that was measured fits into "
             f"{format_bytes(held_bytes)}"
         )
-    if not found:
-        sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
-        samples = "a single sample" if batch == 1 else f"{batch} samples"
-        raise BackendError(f"{samples} cannot be made of the sizes that were measured and fit: {sizes}")
-    return min(found, key=lambda each: each.time_s)
+    sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
+    samples = "a single sample" if batch == 1 else f"{batch} samples"
+    return f"{samples} cannot be made of the sizes that were measured and fit: {sizes}"
 
 
 def is_unpatched(assigned: Assignment, memory: Memory) -> bool:
@@ -278,13 +288,11 @@ def _bars_own(assigned: Assignment, share_bytes: int) -> bool:
     Of images that is certain only where several fit as a part: whole batches need less, since a part is
     copied into the result.
     """
-    own_sizes = {
-        each.batch: each.workspace_bytes <= share_bytes for each in assigned.candidates if each.is_own
-    }
-    if 1 in own_sizes:
-        return not own_sizes[1]
+    single = own_whole(assigned.candidates, 1)
+    if single is not None:
+        return single.workspace_bytes > share_bytes
     is_volume = len(assigned.problem.input_size) == 3
-    return any(size < assigned.division.batch for size in own_sizes) or (
+    return any(each.is_own and each.batch < assigned.division.batch for each in assigned.candidates) or (
         is_volume and any(each.batch == 1 for each in assigned.candidates)
     )
 
