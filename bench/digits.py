@@ -111,15 +111,17 @@ def _demonstrate(options: argparse.Namespace) -> None:
     check_matplotlib()
     options.plan.parent.mkdir(parents=True, exist_ok=True)  # before all the work
     step = digits_step(options.batch, options.layout == Layout.CHANNELS_LAST)
+    threads = torch.get_num_threads()
     _say(
         f"ResNet-18 (32x32), training step on {len(step.images)} handwritten digits, {options.layout}, "
-        f"{torch.get_num_threads()} threads, limit {options.limit}."
+        f"{threads} {'thread' if threads == 1 else 'threads'}, limit {options.limit}."
     )
     with open_store(options.store) as store:
         known, start = store.count(), time.perf_counter()
         plan = tune(
-            step.model, step.images, options.limit, mode=options.mode, policy=options.policy, store=store
-        )
+            step.model, step.images, options.limit,
+            mode=options.mode, policy=options.policy, store=store, progress=True,
+        )  # fmt: skip
         tuning_s = time.perf_counter() - start
         measured = store.count() - known
         _say(f"Tuned in {tuning_s:.0f} s: {measured} candidates were measured, {known} were in the store.")
@@ -181,7 +183,7 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
 def _show_step(patched: TrainingStep, page: Path) -> PairedTimes:
     """Time a step with the plan and without it, show and draw it, and return the times of the whole step."""
     step = copy_of(patched)
-    found = compare(step.model, step)
+    found = compare(step.model, step, progress=True)
     _say("\nThe whole training step: forward, loss, backward, update.")
     _say(render_comparison(found))
     draw_comparison(found, page)
