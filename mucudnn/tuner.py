@@ -105,10 +105,16 @@ def optimize(
     settings.refuse_recording("optimize")
     learn = _learner(settings, dynamic)
     if sample is not None:
-        return applying.patch(model, _plan(model, sample, settings), learn)
+        plan = _plan(model, sample, settings)
+        return applying.patch(model, plan, learn, is_for_inference=_is_for_inference(model, settings))
     check_is_module(model)
     check_unscripted(model)
     return applying.arm(model, _FirstCall(settings, learn, model.training))
+
+
+def _is_for_inference(model: nn.Module, settings: Settings) -> bool:
+    """Return whether gradients were not looked for, though nobody has said so."""
+    return settings.ops == "auto" and not model.training
 
 
 def _learner(settings: Settings, dynamic: bool) -> Learner | None:
@@ -292,8 +298,10 @@ class _FirstCall:
             error.add_note(_STAYS_ARMED)
             raise
         else:
-            applying.patch(model, plan, self._learn)
-            if self._is_training and not model.training and self._settings.ops == "auto":
+            is_for_inference = _is_for_inference(model, self._settings)
+            is_surprise = is_for_inference and self._is_training
+            applying.patch(model, plan, self._learn, is_for_inference=is_for_inference and not is_surprise)
+            if is_surprise:
                 warn_user(_IN_EVAL_MODE, UntunedWarning)
 
 

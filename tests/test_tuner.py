@@ -28,6 +28,7 @@ from mucudnn.errors import (
     SizeError,
     StoreError,
     StoreWarning,
+    UntunedWarning,
 )
 from mucudnn.patching.applying import plan_of
 from mucudnn.plan import Plan
@@ -320,6 +321,35 @@ def test_a_convolution_that_others_have_patched_stays_patched_by_them(tmp_path: 
 
     assert plan_of(model).untouched == (("1", "its _conv_forward has been replaced by something else"),)
     assert model[1].__dict__["_conv_forward"] is theirs
+
+
+@pytest.mark.parametrize("is_armed", [False, True])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_what_was_tuned_for_inference_and_is_trained_after_all_says_so_once(
+    divided_by_hand: None, known: Path, *, is_training: bool, is_armed: bool
+) -> None:
+    model, sample = a_chain().eval(), None if is_armed else a_batch()
+    mucudnn.optimize(model, LIMIT, sample, store=known, progress=False)
+    model(a_batch())  # of which a warning would be an error
+    model.train(is_training)
+
+    with pytest.warns(UntunedWarning, match=r"was tuned in eval mode.*it in training mode; .* ops=") as told:
+        model(a_batch().requires_grad_()).sum().backward()
+    model(a_batch().requires_grad_()).sum().backward()
+
+    assert len(told) == 1
+
+
+def test_who_asks_for_forward_passes_alone_is_not_told_that_gradients_were_not_tuned(
+    divided_by_hand: None, known: Path
+) -> None:
+    model = a_chain().eval()
+    mucudnn.optimize(model, LIMIT, a_batch(), ops="fprop", store=known, progress=False)
+
+    result = model(a_batch())
+    result.sum().backward()  # of which a warning would be an error
+
+    assert is_divided(result)
 
 
 def test_a_sample_that_the_model_rejects_leaves_it_unpatched() -> None:

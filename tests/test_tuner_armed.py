@@ -24,6 +24,7 @@ from mucudnn.examining import passes
 from mucudnn.patching.applying import is_armed, plan_of
 from mucudnn.problem import ConvOp
 from mucudnn.store.sqlite import SqliteStore
+from tests.divided import is_divided
 from tests.models import Listener, a_batch, a_chain, too_large_for_nothing
 from tests.tuned import LIMIT, a_known_store
 
@@ -74,6 +75,17 @@ def test_an_armed_model_that_is_validated_before_it_is_trained_says_that_it_is_t
         model(a_batch())
 
     assert {site.op for site in plan_of(model).sites} == {ConvOp.FPROP}
+
+
+def test_what_was_told_so_is_not_told_again_when_it_is_trained(divided_by_hand: None, known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False).eval()
+    with pytest.warns(UntunedWarning, match="but its first call came in eval mode"):
+        model(a_batch())
+
+    result = model.train()(a_batch())
+    result.sum().backward()  # of which a warning would be an error
+
+    assert is_divided(result)
 
 
 @pytest.mark.parametrize(("is_training", "ops"), [(True, "fprop"), (False, "auto")])

@@ -28,6 +28,11 @@ class Reason(enum.Enum):
         "mucudnn.autotune tunes whatever is met"
     )
     """The gradient of its input was not needed when it was tuned."""
+    FOR_INFERENCE = (
+        "optimize it in training mode; where it is trained in eval mode, as with frozen batch norm, with "
+        "ops=('fprop', 'dgrad', 'wgrad')"
+    )
+    """It was tuned in eval mode, for forward passes alone."""
     ELSEWHERE = "go back to that environment, or optimize again in this one"
     """The plan's times are those of another environment."""
     MOVED = "move it back, or optimize again where it is now"

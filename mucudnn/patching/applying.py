@@ -21,7 +21,7 @@ from mucudnn.execution.workspace import release_workspaces
 from mucudnn.patching.fitting import Memory, is_unpatched
 from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
-from mucudnn.patching.shapes import Learn, TunedShapes, Variant, gradient_ops
+from mucudnn.patching.shapes import Learn, TunedShapes, Variant, gradient_ops, told_after_all
 from mucudnn.patching.suiting import backend_at_home, check_runnable, get_ready, suiting_module
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -58,8 +58,18 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     return patch(model, plan)
 
 
-def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module:
-    """Do what `apply` does; shapes that the plan does not know are tuned by `learn`, if there is one."""
+def patch(
+    model: nn.Module, plan: Plan, learn: Learn | None = None, *, is_for_inference: bool = False
+) -> nn.Module:
+    """Do what `apply` does.
+
+    Args:
+        model: to patch.
+        plan: that it is to run.
+        learn: tunes shapes that the plan does not know, if there is one.
+        is_for_inference: whether gradients were left out since the model was in eval mode: then one that is
+            needed after all is told of. Elsewhere an op that no module's plan has was not asked for.
+    """
     check_is_module(model)
     if not isinstance(plan, Plan):
         got = repr(plan)
@@ -81,19 +91,20 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     by_pages, home = backend.takes_memory_by_pages, backend.flags()
     memory = Memory.of(plan, is_growing=learn is not None, by_pages=by_pages)
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
-    gradients = frozenset(
+    asked = {
         role
         for path, variants in grouped.items()
         for role, op in gradient_ops(is_transposed=suiting[path][1].is_transposed).items()
         if any(op in assigned for assigned in variants.values())
-    )
+    }
+    after_all = told_after_all(asked, is_for_inference=is_for_inference)
     patches = {}
     for path, variants in grouped.items():
         if learn is None and not _changes(variants, memory):
             continue  # what computes as before in any case costs nothing
         module, kind, problems = suiting[path]
         shapes = _variants(path, variants, problems, frozen, memory)
-        tuned = TunedShapes(path, shapes, memory, notice, home, learn, gradients=gradients)
+        tuned = TunedShapes(path, shapes, memory, notice, home, learn, after_all=after_all)
         patches[path] = PatchedForward(module, kind, tuned, servers)
     for each in plan.assignments:
         get_ready(each, backend)

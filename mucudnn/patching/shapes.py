@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,22 @@ class Variant:
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
 """Tunes a shape that a module meets; see `mucudnn.tuning.learning`."""
 
+AfterAll = Mapping[ConvOp, tuple[Reason, str]]
+"""Why a gradient was not tuned, and what the module "was ..." then; an input's is dgrad, a weight's wgrad."""
+
+_NOT_NEEDED: AfterAll = {
+    role: (reason, f"was tuned while its {what} needed no gradient, and now needs it")
+    for role, reason, what in (
+        (ConvOp.DGRAD, Reason.INPUT_AFTER_ALL, "input"),
+        (ConvOp.WGRAD, Reason.TRAINED_AFTER_ALL, "weight"),
+    )
+}
+
+_FOR_INFERENCE: AfterAll = dict.fromkeys(
+    _NOT_NEEDED,
+    (Reason.FOR_INFERENCE, "was tuned in eval mode, for inference, and now a gradient is needed"),
+)
+
 _learning = ForkSafeLock()  # of all modules: two that measure at once would measure each other
 """Held while a shape that was met is tuned."""
 
@@ -59,7 +75,7 @@ class TunedShapes:
         home: Hashable,
         learn: Learn | None = None,
         *,
-        gradients: frozenset[ConvOp] = frozenset(),
+        after_all: AfterAll | None = None,
     ) -> None:
         """Remember what was tuned.
 
@@ -70,8 +86,7 @@ class TunedShapes:
             notice: shared by all modules of the model.
             home: the backend's flags under which the plan's environment is that of this process.
             learn: tunes shapes that are not known; without it they run PyTorch's own convolution.
-            gradients: which were tuned of any module of the model, an input's as dgrad, a weight's as wgrad:
-                then one that was not was not needed, and is told of when it is after all.
+            after_all: see `told_after_all`.
         """
         self._path = path
         self._variants = variants
@@ -79,7 +94,7 @@ class TunedShapes:
         self._notice = notice
         self._home = home
         self._learn = learn
-        self._gradients = gradients
+        self._after_all = after_all or {}
         self._serves_others = False
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
@@ -139,7 +154,7 @@ class TunedShapes:
             self._memory,
             self._notice,
             self._home,
-            gradients=self._gradients,
+            after_all=self._after_all,
         )
         twin._serves_others = True
         return twin
@@ -256,19 +271,28 @@ class TunedShapes:
         like = [each for each in self._variants if _is_like(each.problem, variant.problem)]
         untuned = {  # of no batch: the largest of several may have needed more than the others
             role: functools.partial(self._tell_after_all, role)
-            for role in self._gradients
+            for role in self._after_all
             if not any(ops[role] in each.assignments for each in like)
         }
         return divided(backend, problem, variant.assignments, self._memory, owners, untuned)
 
     def _tell_after_all(self, role: ConvOp) -> None:
         """Warn that a gradient is needed which was not when the module was tuned."""
-        whose, reason = {
-            ConvOp.DGRAD: ("input", Reason.INPUT_AFTER_ALL),
-            ConvOp.WGRAD: ("weight", Reason.TRAINED_AFTER_ALL),
-        }[role]
-        what = f"{self._whose} was tuned while its {whose} needed no gradient, and now needs it"
-        self._notice.give(reason, what, "PyTorch's own convolution computes that")
+        reason, how = self._after_all[role]
+        self._notice.give(reason, f"{self._whose} {how}", "PyTorch's own convolution computes that")
+
+
+def told_after_all(asked: Collection[ConvOp], *, is_for_inference: bool) -> AfterAll:
+    """Return what is told when a gradient is needed that was not tuned.
+
+    Args:
+        asked: gradients that were tuned of some module: then one that was not was not needed. Which was tuned
+            of none was not asked for, and is not told of.
+        is_for_inference: whether none was looked for, since the model was in eval mode.
+    """
+    if is_for_inference:
+        return _FOR_INFERENCE
+    return {role: words for role, words in _NOT_NEEDED.items() if role in asked}
 
 
 def gradient_ops(*, is_transposed: bool) -> dict[ConvOp, ConvOp]:

@@ -15,7 +15,7 @@ from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, UnweighableError
 from mucudnn.patching.fitting import Memory
-from mucudnn.patching.shapes import Learn, TunedShapes, Variant
+from mucudnn.patching.shapes import AfterAll, Learn, TunedShapes, Variant, told_after_all
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Environment
@@ -109,7 +109,7 @@ def _shapes(
     notice: Notice | None = None,
     learn: Learn | None = None,
     is_sharing: bool = False,
-    **how: bool,
+    **how: AfterAll,
 ) -> TunedShapes:
     backend = CpuBackend()
     memory = Memory(backend.environment(), is_sharing, 2**30, 2**20, 0)
@@ -133,7 +133,8 @@ def test_only_shapes_that_run_the_same_in_any_graph_have_equal_content() -> None
 
 
 def test_a_gradient_that_was_not_tuned_is_told_of_in_the_name_of_all_equal_modules() -> None:
-    shapes = _shapes(_variant(PIXELS), gradients=frozenset({ConvOp.WGRAD})).for_others()
+    after_all = told_after_all([ConvOp.WGRAD], is_for_inference=False)
+    shapes = _shapes(_variant(PIXELS), after_all=after_all).for_others()
     convolution = shapes.convolution(CpuBackend(), PIXELS)
     assert convolution is not None
     weight = torch.ones(PIXELS.filter_shape, requires_grad=True)
