@@ -319,7 +319,7 @@ class _Replicating:
         self._module = module
 
     def __call__(self) -> nn.Module:
-        replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)
+        replica: nn.Module = type(self._module)._replicate_for_data_parallel(self._module)
         for name in ("forward", _PATCH, _REPLICATE):
             replica.__dict__.pop(name, None)
         return replica

@@ -191,6 +191,28 @@ def test_a_transposed_convolution_whose_forward_others_have_wrapped_is_restored_
     assert conv.__dict__.keys() - before.keys() == {"forward"}
 
 
+class _Counted(nn.ConvTranspose2d):
+    """One that knows how often it was replicated."""
+
+    replicas = 0
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        replica: nn.Module = super()._replicate_for_data_parallel()
+        replica.__dict__["replicas"] = self.replicas + 1
+        return replica
+
+
+def test_a_patched_transposed_convolution_is_replicated_as_its_class_has_it() -> None:
+    conv = _Counted(4, 3, 3).double()
+    apply(conv, a_plan_for(conv, images()))
+
+    replica = conv._replicate_for_data_parallel()
+
+    assert replica.replicas == 1
+    assert "forward" in vars(conv)
+    assert "forward" not in vars(replica)
+
+
 def test_what_others_have_make_replicas_stays_when_a_transposed_convolution_is_restored() -> None:
     conv = nn.ConvTranspose2d(4, 3, 3).double()
     apply(conv, a_plan_for(conv, images()))
