@@ -26,6 +26,9 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _NAMES = {Layout.CHANNELS_LAST: "onednn_nhwc", Layout.CONTIGUOUS: "onednn_nchw"}
 
+_LONGEST_VECTOR = 16
+"""Values of float32 that the longest registers hold, those of AVX-512."""
+
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -52,9 +55,7 @@ class OtherLayoutAlgorithm:
             return f"copies between layouts are for {', '.join(_DTYPES)}"
         if 0 in (*problem.input_size, problem.batch):
             return "there is nothing to compute"
-        if _may_break_memory(problem):
-            return "PyTorch's own writes beyond its memory for some such gradients on processors without AMX"
-        return None
+        return _may_break_memory(problem, self.layout)
 
     def own_problems(self, problem: ConvProblem) -> tuple[ConvProblem, ...]:
         """Return all that PyTorch computes."""
@@ -87,14 +88,28 @@ class OtherLayoutAlgorithm:
         return _Space(problem, self.own_problem(problem), buffer)
 
 
-def _may_break_memory(problem: ConvProblem) -> bool:
-    """Whether oneDNN may end the process, which no check survives; a model meets its own layout alone.
+def _may_break_memory(problem: ConvProblem, layout: Layout) -> str | None:
+    """Return why oneDNN may end the process in that layout, which no check survives; None if it may not.
 
-    Of 1,400 gradients of filters of volumes in bfloat16 on an AMD EPYC (AVX-512, no AMX; oneDNN 3.12) 15 did,
-    by a broken heap or a fault, in either layout: 8 to 8 channels of 3x3x3 and stride 2 on 8x1x8 among them.
+    A model meets its own layout alone. Found with oneDNN 3.12, each as a broken heap or a fault:
+
+    * on an AMD EPYC with AVX-512, without AMX, 15 of 1,400 gradients of filters of volumes in bfloat16, in
+      either layout: 8 to 8 channels of 3x3x3 and stride 2 on 8x1x8 among them;
+    * on one with AVX2, in channels_last and float32, gradients of strided 1x1 filters of one to seven
+      channels where strides leave no rest of images, of which there are several: 3 to 16 channels and stride
+      2 on 4 images of 12x12 among them. Eight fill a vector there, and none was found; the longest hold 16.
     """
-    is_such = problem.op is ConvOp.WGRAD and problem.dtype == "bfloat16" and len(problem.input_size) == 3
-    return is_such and refusal_of_processor() is not None
+    if problem.op is not ConvOp.WGRAD:
+        return None
+    if problem.dtype == "bfloat16" and len(problem.input_size) == 3 and refusal_of_processor() is not None:
+        return "PyTorch's own writes beyond its memory for some such gradients on processors without AMX"
+    is_strided_pixel = set(problem.kernel_size) == {1} and max(problem.stride) > 1
+    if layout is Layout.CHANNELS_LAST and is_strided_pixel and problem.in_channels < _LONGEST_VECTOR:
+        return (
+            "oneDNN may write beyond its memory for gradients of strided 1x1 filters of fewer than "
+            f"{_LONGEST_VECTOR} channels in channels_last"
+        )
+    return None
 
 
 def _as_rows(problem: ConvProblem) -> ConvProblem:

@@ -226,6 +226,35 @@ def test_what_may_break_memory_is_refused_where_there_is_no_matrix_unit(
     assert [algorithm.refusal(each) for each in others] == [None] * 3
 
 
+def _pixel(**changes: Any) -> ConvProblem:
+    return a_convolution(
+        **{
+            "in_channels": 3, "out_channels": 16, "input_size": (12, 12), "kernel_size": (1, 1), "groups": 1,
+            "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "op": ConvOp.WGRAD, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"in_channels": 1}, {"in_channels": 15}, {"stride": (1, 2)}, {"dtype": "bfloat16"}]
+)
+def test_gradients_of_strided_pixels_of_few_channels_that_may_break_memory_are_refused(
+    changes: dict[str, Any],
+) -> None:
+    assert "of fewer than 16 channels" in str(NHWC.refusal(_pixel(**changes)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"op": ConvOp.FPROP}, {"in_channels": 16}, {"stride": (1, 1)}, {"kernel_size": (3, 3)}]
+)
+def test_others_are_not(changes: dict[str, Any]) -> None:
+    assert NHWC.refusal(_pixel(**changes)) is None
+
+
+def test_in_contiguous_tensors_nor_are_such_gradients() -> None:
+    assert NCHW.refusal(_pixel(layout=Layout.CHANNELS_LAST, filter_layout=Layout.CHANNELS_LAST)) is None
+
+
 def test_contiguous_tensors_are_refused_by_the_algorithm_that_would_make_them() -> None:
     assert NCHW.refusal(a_convolution()) == "the tensors are contiguous as they are"
 
