@@ -1,6 +1,7 @@
 """The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ class DividedConvolution:
         if self._untuned:
             self._tell_untuned(needed)
         gradient = in_order(gradient, self.order)
-        if self._are_gradients_own:
+        if self._are_gradients_own and not (needed[2] and _is_copied_to_sum(gradient)):
             return own_gradients(gradient, image, weight, self.arguments, needed)
         if needed[1] or self.problem.is_apart:  # what is kept is the caller's, such as a slice
             image = image.contiguous(memory_format=self.order)
@@ -137,8 +138,7 @@ class DividedConvolution:
         unread = image if image.is_contiguous(memory_format=self.order) else None
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
         dw = strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
-        db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
-        return dx, dw, db
+        return dx, dw, _bias_gradient(gradient) if needed[2] else None
 
     def computes(self, image: Tensor, weight: Tensor, gradient: Tensor) -> bool:
         """Return whether this convolution's gradients can be computed of these tensors.
@@ -155,6 +155,41 @@ class DividedConvolution:
         for role, is_needed in zip((ConvOp.DGRAD, ConvOp.WGRAD), needed, strict=False):
             if is_needed and role in self._untuned:
                 self._untuned[role]()
+
+
+_SUMMED_BYTES = 2**20
+"""Of dy in 32 bits, to be summed at once: no more than libraries may take beside a workspace."""
+
+
+def _is_copied_to_sum(gradient: Tensor) -> bool:
+    """Return whether PyTorch's sum over images and pixels copies all of dy to 32 bits, and that is much.
+
+    On processors it does so of 16 bits where channels lie between images, each of several pixels.
+    """
+    images, channels, *size = gradient.shape
+    is_between = gradient.is_contiguous() and min(images, channels, math.prod(size)) > 1
+    is_such = is_between and gradient.is_cpu and gradient.dtype.itemsize == 2
+    return is_such and 4 * gradient.numel() > _SUMMED_BYTES
+
+
+def _bias_gradient(gradient: Tensor) -> Tensor:
+    """Return the sum of dy, shape (n, k, *size), over images and pixels, shape (k,).
+
+    What PyTorch would copy is summed in blocks: of some channels, else of some images of a channel, else of
+    some pixels of an image; in 32 bits as there, and rounded once.
+    """
+    if not _is_copied_to_sum(gradient):
+        return gradient.sum((0, *range(2, gradient.dim())))
+    flat, most = gradient.flatten(2), max(1, _SUMMED_BYTES // 4)
+    pixels = min(flat.shape[2], most)
+    images = min(flat.shape[0], most // pixels)
+    channels = most // (pixels * images)
+    total = gradient.new_zeros(flat.shape[1], dtype=torch.float32)
+    for into, block in zip(total.split(channels), flat.split(channels, 1), strict=True):
+        for some in block.split(images):
+            for few in some.split(pixels, 2):
+                into += few.sum((0, 2), dtype=total.dtype)
+    return total.to(gradient.dtype)
 
 
 class _Convolution(torch.autograd.Function):
