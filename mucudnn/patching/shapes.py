@@ -184,12 +184,12 @@ class TunedShapes:
             return None
         number = min(served)[-1]
         variant = self._variants[number]
-        failures = []
+        failures = []  # in words: an error would keep alive whatever its callers have held
         for form in dict.fromkeys((problem, _as_tuned(problem, variant))):
             try:
                 return self._divided(backend, number, variant, form)
             except BackendError as error:
-                failures.append(error)
+                failures.append(str(error))
         self.tell(Reason.PARTS, f"cannot be divided here ({failures[0]})")
         return None
 

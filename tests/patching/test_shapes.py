@@ -1,9 +1,11 @@
 """Which of the shapes that a module was tuned for serves a call."""
 
 import dataclasses
+import gc
 import re
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -148,6 +150,23 @@ def test_why_a_single_pixel_cannot_be_divided_is_said_of_the_layout_of_the_call(
 
     with pytest.warns(UntunedWarning, match=rf"cannot be divided here \({re.escape(str(LAST))} needs"):
         assert shapes.convolution(CpuBackend(), LAST) is None
+
+
+def test_what_cannot_be_divided_keeps_nothing_alive_that_its_caller_held() -> None:
+    shapes = _shapes(_variant(PIXELS, workspace_bytes=0), is_sharing=True)
+
+    def call() -> weakref.ref[torch.Tensor]:
+        activations = torch.ones(1)
+        assert shapes.convolution(CpuBackend(), LAST) is None
+        return weakref.ref(activations)
+
+    gc.disable()  # which would let go of it sooner or later
+    try:
+        with pytest.warns(UntunedWarning, match="cannot be divided here"):
+            found = call()
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 class _Told(Notice):
