@@ -107,7 +107,9 @@ def check_runnable(assigned: Assignment, backend: Backend) -> None:
         if not backend.computes(problem, part.algorithm):
             reason = backend.refusal(problem, part.algorithm)
             refused = f"which does not compute {problem} here" + (f": {reason}" if reason else "")
-            raise PlanMismatchError(f"The plan runs {part.algorithm} for {assigned.site}, {refused}.")
+            raise PlanMismatchError(
+                f"The plan runs {part.algorithm} for {assigned.site}, {refused}. Tuned here, it runs another."
+            )
         needed = backend.buffer_bytes(problem, part.algorithm)
         if needed > part.workspace_bytes:
             raise PlanMismatchError(

@@ -178,7 +178,9 @@ def divided_by_tiles() -> Assignment:
 
 
 def test_a_plan_of_tiles_that_the_users_flags_forbid_is_refused_with_the_reason() -> None:
-    with pytest.raises(PlanMismatchError, match=r"which does not compute .* here: float32 may be rounded\.$"):
+    with pytest.raises(
+        PlanMismatchError, match=r"which does not compute .* here: float32 may be rounded\. Tuned"
+    ):
         check_runnable(divided_by_tiles(), a_backend_that_rounds())
 
 
