@@ -166,10 +166,10 @@ def _is_copied_to_sum(gradient: Tensor) -> bool:
 
     On processors it does so of 16 bits where channels lie between images, each of several pixels.
     """
+    if gradient.dtype.itemsize != 2 or not gradient.is_cpu or 4 * gradient.numel() <= _SUMMED_BYTES:
+        return False
     images, channels, *size = gradient.shape
-    is_between = gradient.is_contiguous() and min(images, channels, math.prod(size)) > 1
-    is_such = is_between and gradient.is_cpu and gradient.dtype.itemsize == 2
-    return is_such and 4 * gradient.numel() > _SUMMED_BYTES
+    return gradient.is_contiguous() and min(images, channels, math.prod(size)) > 1
 
 
 def _bias_gradient(gradient: Tensor) -> Tensor:
