@@ -9,6 +9,16 @@ WRONG_ERROR = 0.1
 """Relative error above which a result is wrong, in any type: bfloat16 rounds by 0.004, sums hardly more."""
 
 
+_WEIGHING_NOISE_BYTES = 32 * 2**10
+"""By how much the weighing of a finished division may exceed what it takes: eight pages of small objects, as
+the heap grows by pages (five seen, in a process that had weighed much before)."""
+
+
+def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:
+    """Return whether what a finished division was seen to take is within the limit; None is not."""
+    return seen_bytes is not None and seen_bytes <= limit_bytes + _WEIGHING_NOISE_BYTES
+
+
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """What timing and weighing the finished division, as it runs, has shown.

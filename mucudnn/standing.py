@@ -1,24 +1,32 @@
 """Where PyTorch's own convolution stands in a plan, and where it might; and what speaks against a plan."""
 
 from mucudnn.choices import Mode
-from mucudnn.evidence import WRONG_ERROR
+from mucudnn.evidence import WRONG_ERROR, Evidence, fits_as_seen
 from mucudnn.plan import Assignment, Plan
 
 MEASURED_ANEW = "Tune with again=True (mucudnn tune --again) while the machine is idle."
 """What to do about times that others may have moved, in a sentence."""
 
 
-def may_stay(assigned: Assignment, mode: Mode) -> bool:
+def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
+    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
+    base_bytes = seen.reference_workspace_bytes
+    if seen.reference is None or base_bytes is None:
+        return False
+    return not fits_as_seen(base_bytes, limit_bytes)
+
+
+def may_stay(assigned: Assignment, plan: Plan) -> bool:
     """Return whether PyTorch's own might have run at a site, as far as its plan tells.
 
     That is within the limit and, in sharing mode, within what the site has of it in the end.
     """
     seen = assigned.seen
-    if seen.reference is None:
+    if seen.reference is None or is_base_over_limit(seen, plan.limit_bytes):
         return False
     base_bytes = seen.reference_workspace_bytes
     is_within = base_bytes is None or base_bytes <= assigned.division.workspace_bytes
-    return mode is not Mode.SHARING or assigned.is_kept or is_within
+    return plan.mode is not Mode.SHARING or assigned.is_kept or is_within
 
 
 def partly_called(plan: Plan) -> set[tuple[str, int]]:
@@ -29,7 +37,7 @@ def partly_called(plan: Plan) -> set[tuple[str, int]]:
     return {
         (assigned.site.path, assigned.site.variant)
         for assigned in plan.assignments
-        if assigned.evidence is not None and not may_stay(assigned, plan.mode)
+        if assigned.evidence is not None and not may_stay(assigned, plan)
     }
 
 

@@ -10,7 +10,7 @@ from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.standing import may_stay
-from tests.examples import a_problem
+from tests.examples import a_plan, a_problem
 
 SLOW, FAST = Estimate(2.0, 1.9, 2.1, 9), Estimate(1.0, 0.9, 1.1, 9)
 
@@ -19,6 +19,10 @@ DIVISION = Division((Candidate("cpu:fast", 32, 1.0, 1000),))
 
 def assigned(*evidence: Evidence) -> Assignment:
     return Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(), DIVISION, DIVISION.parts, *evidence)
+
+
+def might_stay(seen: Assignment, mode: Mode, limit_bytes: int = 1 << 20) -> bool:
+    return may_stay(seen, a_plan(mode=mode, limit_bytes=limit_bytes, assignments=(seen,)))
 
 
 @pytest.mark.parametrize(
@@ -34,10 +38,17 @@ def assigned(*evidence: Evidence) -> Assignment:
 def test_pytorchs_own_might_have_run_within_what_its_site_has(
     evidence: Evidence, in_reuse: bool, in_sharing: bool
 ) -> None:
-    assert may_stay(assigned(evidence), Mode.REUSE) is in_reuse
-    assert may_stay(assigned(evidence), Mode.SHARING) is in_sharing
+    assert might_stay(assigned(evidence), Mode.REUSE) is in_reuse
+    assert might_stay(assigned(evidence), Mode.SHARING) is in_sharing
+
+
+def test_pytorchs_own_that_was_timed_to_compare_alone_might_not_have_run() -> None:
+    seen = assigned(Evidence(SLOW, FAST, reference_workspace_bytes=1 << 20))
+
+    assert not might_stay(seen, Mode.REUSE, limit_bytes=1 << 19)
+    assert might_stay(seen, Mode.REUSE, limit_bytes=1 << 20)
 
 
 def test_what_was_not_timed_is_not_known_to_be_kept() -> None:
     assert not assigned().is_kept
-    assert not may_stay(assigned(), Mode.REUSE)
+    assert not might_stay(assigned(), Mode.REUSE)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bench.cpu.lines import Choice
 from mucudnn.division import Division
+from mucudnn.evidence import fits_as_seen
 from mucudnn.intervals import Verdict, compare, median
 from mucudnn.profile import Candidate
-from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 
 HIDDEN_BYTES = 40 * 2**20

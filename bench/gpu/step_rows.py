@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from bench.gpu.values import Timing, duration
 from bench.workloads import Workload
 from mucudnn.comparing.step_comparison import break_even
+from mucudnn.evidence import fits_as_seen
 from mucudnn.intervals import Estimate, Verdict, compare
-from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 

@@ -54,7 +54,7 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison]) -> Plan:
 def _may_go_back(plan: Plan, path: str) -> bool:
     """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
     changed = [each for each in plan.assignments if each.site.path == path and not each.is_kept]
-    return bool(changed) and all(may_stay(each, plan.mode) and _fits(each, plan.mode) for each in changed)
+    return bool(changed) and all(may_stay(each, plan) and _fits(each, plan.mode) for each in changed)
 
 
 def _fits(assigned: Assignment, mode: Mode) -> bool:

@@ -4,12 +4,13 @@ from mucudnn.backends import Backend
 from mucudnn.backends.failures import REFUSING
 from mucudnn.backends.own import packed_job
 from mucudnn.division import Division
+from mucudnn.evidence import fits_as_seen
 from mucudnn.execution.weighing import division_job
 from mucudnn.live.judging import Judge
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Limits
-from mucudnn.profiling.trials import division_trial, fits_as_seen, packed_trial
+from mucudnn.profiling.trials import division_trial, packed_trial
 from mucudnn.sizes import format_exactly
 
 

@@ -8,13 +8,14 @@ from typing import NamedTuple, TypeVar
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
+from mucudnn.evidence import fits_as_seen
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.intervals import median
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Divisions, Limits, Measurer, ModelCall
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.profiling.trials import division_trial, fits_as_seen, is_settled, judged, packed_trial
+from mucudnn.profiling.trials import division_trial, is_settled, judged, packed_trial
 from mucudnn.store import Store
 from mucudnn.timing import nothing
 

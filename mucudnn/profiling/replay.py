@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from mucudnn.choices import PREFIX, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
+from mucudnn.evidence import fits_as_seen
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial, own_of
 from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall
 from mucudnn.profiling.outcome import Outcome, predicted_estimate
-from mucudnn.profiling.trials import division_trial, fits_as_seen, is_settled, packed_trial
+from mucudnn.profiling.trials import division_trial, is_settled, packed_trial
 from mucudnn.recordings import recording_file, shipped
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, readable_store

@@ -1,12 +1,8 @@
-"""Trials of finished divisions, and what a record says: whether it answers, is accurate enough, and fits."""
+"""Trials of finished divisions, and what a record says: whether it answers, and is accurate enough."""
 
 from mucudnn.division import Division, undivided
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind, Trial, is_own
-
-_WEIGHING_NOISE_BYTES = 32 * 2**10
-"""By how much the weighing of a finished division may exceed what it takes: eight pages of small objects, as
-the heap grows by pages (five seen, in a process that had weighed much before)."""
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
@@ -43,8 +39,3 @@ def judged(record: Record, max_error: float | None) -> Record:
     reason = f"its error is {error:.1e}, and {max_error:.1e} are allowed"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
     return Record(trial, record.workspace_bytes, error=error, refusal=refusal)
-
-
-def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:
-    """Return whether what a finished division was seen to take is within the limit; None is not."""
-    return seen_bytes is not None and seen_bytes <= limit_bytes + _WEIGHING_NOISE_BYTES

@@ -11,11 +11,11 @@ from mucudnn.problem import ConvOp
 from mucudnn.profile import is_own
 from mucudnn.report.algorithm_words import meanings
 from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
-from mucudnn.report.sites import comparisons_at, is_base_over_limit, is_base_over_share, workspace_at
+from mucudnn.report.sites import comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.totals import CallTotals, Totals
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy, partly_called
+from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy, is_base_over_limit, partly_called
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""

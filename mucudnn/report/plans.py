@@ -18,7 +18,6 @@ from mucudnn.report.plan_notes import (
     plan_notes,
 )
 from mucudnn.report.sites import (
-    is_base_over_limit,
     is_base_over_share,
     speedup_at,
     workspace_at,
@@ -34,7 +33,7 @@ from mucudnn.report.words import (
     describe_shape,
 )
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import partly_called
+from mucudnn.standing import is_base_over_limit, partly_called
 
 _TITLE = (
     f"Before: PyTorch's own convolution. Times: median and {PERCENT} interval in ms. "

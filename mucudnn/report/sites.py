@@ -1,10 +1,8 @@
 """What is known of one site of a plan."""
 
 from mucudnn.choices import Mode
-from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment
-from mucudnn.profiling.trials import fits_as_seen
 
 UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""
@@ -15,14 +13,6 @@ def interval_at(assigned: Assignment) -> Estimate | None:
     if assigned.is_kept:
         return UNCHANGED
     return dict(assigned.seen.speedups).get(assigned.division.key)
-
-
-def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
-    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
-    base_bytes = seen.reference_workspace_bytes
-    if seen.reference is None or base_bytes is None:
-        return False
-    return not fits_as_seen(base_bytes, limit_bytes)
 
 
 def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:

@@ -134,7 +134,7 @@ def _untimed(plan: Plan) -> set[tuple[str, int]]:
     open_to_calls = {
         (assigned.site.path, assigned.site.variant)
         for assigned in plan.assignments
-        if (may_stay(assigned, plan.mode) and not assigned.is_kept) or _has_undivided_rival(assigned)
+        if (may_stay(assigned, plan) and not assigned.is_kept) or _has_undivided_rival(assigned)
     }
     return open_to_calls - {(call.path, call.variant) for call in plan.calls}
 

@@ -4,12 +4,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mucudnn.division import Division
-from mucudnn.evidence import Evidence
+from mucudnn.evidence import Evidence, fits_as_seen
 from mucudnn.intervals import TOLERANCE, Verdict
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.solvers import best_of
 from mucudnn.tuning.solving import Solution
 

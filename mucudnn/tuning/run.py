@@ -14,7 +14,7 @@ from mucudnn.errors import (
     UntunedWarning,
     warn_user,
 )
-from mucudnn.evidence import FrozenEvidence
+from mucudnn.evidence import FrozenEvidence, fits_as_seen
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.plan_file import LARGEST_NUMBER, printable
@@ -22,7 +22,6 @@ from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Profile, own_whole
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Forgotten, Profiler
-from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.progress import Progress, Work
 from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy
 from mucudnn.tuning.confirming import (

@@ -92,7 +92,7 @@ def test_in_sharing_mode_what_was_profiled_counts_as_much_as_what_was_seen(seen_
 def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, object]) -> None:
     plan = planned(assigned("one", **changes), mode=mode)
 
-    assert not may_stay(plan.assignments[0], mode)
+    assert not may_stay(plan.assignments[0], plan)
     assert taken_back(plan, slower("one")) is plan
 
 

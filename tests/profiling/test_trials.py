@@ -5,10 +5,8 @@ import dataclasses
 import pytest
 
 from mucudnn.profile import Record, Refusal, RefusalKind
-from mucudnn.profiling.trials import fits_as_seen, is_settled
+from mucudnn.profiling.trials import is_settled
 from tests.examples import a_record, a_trial, an_over_limit_record
-
-KIB = 2**10
 
 
 def _wrong() -> Record:
@@ -31,10 +29,3 @@ def test_a_refusal_for_size_answers_up_to_its_own_limit(limit_bytes: int, expect
 @pytest.mark.parametrize("record", [None, an_over_limit_record(None)])
 def test_no_record_and_a_refusal_without_its_limit_answer_nothing(record: Record | None) -> None:
     assert not is_settled(record, 0)
-
-
-@pytest.mark.parametrize(
-    ("seen_bytes", "expected"), [(0, True), (132 * KIB, True), (132 * KIB + 1, False), (None, False)]
-)
-def test_eight_pages_more_than_the_limit_are_noise(seen_bytes: int | None, expected: bool) -> None:
-    assert fits_as_seen(seen_bytes, 100 * KIB) is expected

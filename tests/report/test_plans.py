@@ -182,9 +182,13 @@ def test_a_call_is_marked_unless_all_of_it_was_timed_before() -> None:
     call = CallEvidence(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER, "conv", 0)
     timed = assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER)
     over_limit = assigned("conv", ConvOp.WGRAD, WINOGRAD, OVER_LIMIT)
+    compared = assigned(
+        "conv", ConvOp.WGRAD, WINOGRAD, dataclasses.replace(FASTER, reference_workspace_bytes=9 * MIB)
+    )
 
-    for rows, verdict in (((timed,), "FASTER"), ((timed, over_limit), "FASTER, partly")):
-        text = render_plan(a_plan(assignments=rows, calls=(call,)))
+    for rows in ((timed,), (timed, over_limit), (timed, compared)):
+        text = render_plan(a_plan(assignments=rows, calls=(call,), limit_bytes=8 * MIB))
+        verdict = "FASTER" if rows == (timed,) else "FASTER, partly"
         assert row(text, "call")[-1] == verdict
         assert ("partly:" in note(text, "calls")) == ("partly" in verdict)
 
@@ -208,7 +212,8 @@ def test_in_sharing_mode_a_call_is_marked_where_the_share_keeps_pytorchs_own_awa
     rows = (assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER),)  # PyTorch's own takes 3 MiB, and this one 1
 
     for mode, verdict in ((Mode.REUSE, "FASTER"), (Mode.SHARING, "FASTER, partly")):
-        assert row(render_plan(a_plan(mode=mode, assignments=rows, calls=(call,))), "call")[-1] == verdict
+        text = render_plan(a_plan(mode=mode, assignments=rows, calls=(call,), limit_bytes=8 * MIB))
+        assert row(text, "call")[-1] == verdict
 
 
 def test_a_second_shape_of_a_module_and_a_model_that_is_a_convolution_are_named() -> None:
