@@ -4,6 +4,9 @@ import argparse
 import math
 from pathlib import Path
 
+from mucudnn.errors import SizeError
+from mucudnn.sizes import parse_bytes
+
 
 def at_least_one(text: str) -> int:
     """Return a whole number that is positive.
@@ -29,6 +32,18 @@ def seconds(text: str) -> float:
     if math.isnan(number):
         raise argparse.ArgumentTypeError(f"must be a number of seconds, but got {text}")
     return number
+
+
+def size(text: str) -> int:
+    """Return the bytes that a text such as "16MiB" names.
+
+    Raises:
+        argparse.ArgumentTypeError: it names none.
+    """
+    try:
+        return parse_bytes(text)
+    except SizeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def plan_file(text: str) -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from bench.arguments import at_least_one, plan_file
+from bench.arguments import at_least_one, plan_file, size
+from bench.cpu.process import INTERRUPTED
 from bench.data import TRAIN_IMAGES
 from bench.differences import Differences
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
@@ -30,6 +31,7 @@ from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
+from mucudnn.progress import Progress, progress_for
 from mucudnn.report import (
     check_matplotlib,
     draw_comparison,
@@ -39,7 +41,8 @@ from mucudnn.report import (
 )
 from mucudnn.report.steps import describe_factor
 from mucudnn.report.words import describe_ms
-from mucudnn.sizes import format_bytes, parse_bytes
+from mucudnn.sizes import format_bytes
+from mucudnn.standing import disturbance
 from mucudnn.store import Store, open_store
 
 _UNCAPPED = 1 << 50
@@ -57,6 +60,9 @@ def main() -> int:
         reason = error.strerror or error
         print(f"mucudnn: {error.filename or 'A file'} cannot be used: {reason}.", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("mucudnn: interrupted; finished measurements are kept in the store.", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
@@ -75,7 +81,7 @@ def _batch(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.digits", description=__doc__)
-    parser.add_argument("--limit", default="16MiB", help="workspace limit (default: %(default)s)")
+    parser.add_argument("--limit", type=size, default="16MiB", help="workspace limit (default: %(default)s)")
     parser.add_argument(
         "--batch", type=_batch, default=64, help=f"mini-batch, {TRAIN_IMAGES} at most (default: %(default)s)"
     )
@@ -99,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--store", default=None, help="file of profiles (default: the user's cache)")
     parser.add_argument(
+        "--again", action="store_true", help="measure anew what the store knows of this model"
+    )
+    parser.add_argument(
         "--plan",
         type=plan_file,
         default=Path("build/digits-plan.json"),
@@ -114,17 +123,11 @@ def _demonstrate(options: argparse.Namespace) -> None:
     threads = torch.get_num_threads()
     _say(
         f"ResNet-18 (32x32), training step on {len(step.images)} handwritten digits, {options.layout}, "
-        f"{threads} {'thread' if threads == 1 else 'threads'}, limit {options.limit}."
+        f"{threads} {'thread' if threads == 1 else 'threads'}, limit {format_bytes(options.limit)}."
     )
     with open_store(options.store) as store:
-        known, start = store.count(), time.perf_counter()
-        plan = tune(
-            step.model, step.images, options.limit,
-            mode=options.mode, policy=options.policy, store=store, progress=True,
-        )  # fmt: skip
-        tuning_s = time.perf_counter() - start
-        measured = store.count() - known
-        _say(f"Tuned in {tuning_s:.0f} s: {measured} candidates were measured, {known} were in the store.")
+        plan, cost = _tuned(step, store, options)
+        _say(cost.told())
         _keep(plan, options.plan)
         shown = _with_bases(plan, store)
     _say(render_plan(shown))
@@ -136,9 +139,59 @@ def _demonstrate(options: argparse.Namespace) -> None:
     times = _show_step(patched, page.with_stem(f"{page.stem}-step"))
     memory = _show_memory(plan, options)
     exact = _show_proof(step, patched, plan)
-    _say(f"\nIn short: {_time_in_short(times, tuning_s if measured else None)}")
+    _say(f"\nIn short: {_time_in_short(times, cost)}")
+    if (doubt := disturbance(plan)) is not None:
+        _say(f"{doubt} Run it with --again (make run ARGS=--again) while the machine is idle.")
     proof = f"Computed in float64 it differs by {exact:.1e} of the largest value at most."
     _say(proof if memory is None else f"{memory} {proof}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What tuning took.
+
+    Attributes:
+        seconds: of this run.
+        measured: how many candidates, divisions and pairs of whole calls were timed in it.
+        known: how many records the store had before that may have spared it some; perhaps of other models.
+    """
+
+    seconds: float
+    measured: int
+    known: int
+
+    def told(self) -> str:
+        """Return it as a sentence."""
+        known = f" (records in the store before: {self.known})" if self.known else ""
+        return (
+            f"Tuned in {self.seconds:.0f} s: {self.measured} candidates and divisions were measured{known}."
+        )
+
+
+class _Counted:
+    """Progress as it is shown, and how much was measured in the end."""
+
+    def __init__(self, shown: Progress) -> None:
+        self.begin, self.at = shown.begin, shown.at
+        self.measured = 0
+        self._shown = shown
+
+    def end(self, measured: int) -> None:
+        """Remember the number, and pass it on."""
+        self.measured = measured
+        self._shown.end(measured)
+
+
+def _tuned(step: TrainingStep, store: Store, options: argparse.Namespace) -> tuple[Plan, Cost]:
+    """Return the plan of the model, and what it took to find it."""
+    known, start = 0 if options.again else store.count(), time.perf_counter()
+    with progress_for(wish=True) as shown:
+        counted = _Counted(shown)
+        plan = tune(
+            step.model, step.images, options.limit,
+            mode=options.mode, policy=options.policy, store=store, again=options.again, progress=counted,
+        )  # fmt: skip
+    return plan, Cost(time.perf_counter() - start, counted.measured, known)
 
 
 def _keep(plan: Plan, path: Path) -> None:
@@ -191,21 +244,20 @@ def _show_step(patched: TrainingStep, page: Path) -> PairedTimes:
     return found.step
 
 
-def _time_in_short(times: PairedTimes, tuning_s: float | None) -> str:
-    """Return what the step takes, and when tuning, if it was done, is paid back."""
+def _time_in_short(times: PairedTimes, cost: Cost) -> str:
+    """Return what the step takes, and when tuning is paid back: at least, if an earlier run bore a part."""
     told = (
         f"a training step takes {describe_ms(times.now)} ms instead of {describe_ms(times.before)}, "
         f"{describe_factor(times.speedup)} times as fast."
     )
-    if tuning_s is None:
-        return (
-            f"{told}\nTuning was done in an earlier run: that one tells after how many steps it is paid back."
-        )
-    paid = times.break_even(tuning_s)
+    if not cost.measured:
+        return f"{told}\nNothing was measured for the plan: what tuning takes is told by a run with --again."
+    paid = times.break_even(cost.seconds)
     steps, low, high = (
         f"{each:.0f}" if math.isfinite(each) else "∞" for each in (paid.median, paid.low, paid.high)
     )
-    return f"{told}\nThe {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps."
+    after = f"{'at least ' if cost.known else ''}{steps} [{low}, {high}] steps"
+    return f"{told}\nThe {cost.seconds:.0f} s of tuning are paid back after {after}."
 
 
 def _show_memory(plan: Plan, options: argparse.Namespace) -> str | None:
@@ -225,7 +277,7 @@ def _show_memory(plan: Plan, options: argparse.Namespace) -> str | None:
     _say(f"  unpatched  {before}\n  patched    {now}")
     _say(
         f"  largest workspace of a convolution, as measured: {format_bytes(max(workspaces, default=0))}, "
-        f"limit {format_bytes(parse_bytes(options.limit))}"
+        f"limit {format_bytes(options.limit)}"
     )
     return None if None in weights else f"Its peak memory is {now} instead of {before}."
 

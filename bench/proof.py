@@ -23,6 +23,7 @@ from torch import nn
 
 from bench.arguments import at_least_one
 from bench.commit import commit
+from bench.cpu.process import INTERRUPTED
 from bench.data import Digits, load
 from bench.networks import resnet18
 from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
@@ -60,6 +61,9 @@ def main() -> int:
     except (MucudnnError, OSError) as error:
         print(f"mucudnn: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("bench.proof: interrupted; nothing is kept.", file=sys.stderr)
+        return INTERRUPTED
     return 0 if proof.holds else 1
 
 

@@ -1,4 +1,4 @@
-"""Which records still answer under another limit, and what fits as it was seen."""
+"""Which records still answer under another limit."""
 
 import dataclasses
 
