@@ -120,6 +120,7 @@ def plan_notes(plan: Plan, width: int, *, brief: bool = False) -> list[str]:
         *_total_notes(totals, plan.mode),
         *_call_total_notes(CallTotals.of(plan)),
         *_uncounted_notes(totals),
+        *_doubt_notes(plan),
         ("sites", _sites_note(totals)),
         ("workspace", _workspace_note(plan)),
         *layout_notes(plan),
@@ -182,6 +183,15 @@ def _call_total_notes(totals: CallTotals) -> list[tuple[str, str]]:
 
 def _uncounted_notes(totals: Totals) -> list[tuple[str, str]]:
     return [] if totals.speedup is None else [("not counted", _NOT_COUNTED)]
+
+
+def _doubt_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how many of the times others may have moved, and where PyTorch's own is wrong; nothing if none."""
+    disturbed, wrong = disturbance(plan), inaccuracy(plan)
+    return [
+        *([] if disturbed is None else [("disturbed", f"{disturbed} {MEASURED_ANEW}")]),
+        *([] if wrong is None else [("wrong", wrong)]),
+    ]
 
 
 def _total_note(totals: Totals) -> str:
@@ -272,7 +282,6 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         *_call_notes(plan),
         *_frozen_notes(plan.frozen),
         *_time_notes(plan, measurements),
-        *_others_notes(plan),
         *_error_notes(plan),
         *_measurement_notes(plan, measurements),
     ]
@@ -307,16 +316,10 @@ def _measurement_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[t
     ]
 
 
-def _others_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Say how many of the times others may have moved; nothing if none."""
-    told = disturbance(plan)
-    return [] if told is None else [("disturbed", f"{told} {MEASURED_ANEW}")]
-
-
 def _error_notes(plan: Plan) -> list[tuple[str, str]]:
     """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound.
 
-    Sites where it is wrong are named instead.
+    Sites where it is wrong are named elsewhere.
 
     Of sites with equal errors, such as those of equal problems, the first is named.
     """
@@ -331,9 +334,7 @@ def _error_notes(plan: Plan) -> list[tuple[str, str]]:
         for text, found in ((_ERROR, errors[False]), (_OWN_ERROR, errors[True]))
         if found
     ]
-    told = [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
-    wrong = inaccuracy(plan)
-    return told if wrong is None else [*told, ("wrong", wrong)]
+    return [("" if number else "error", text) for number, text in enumerate(texts)]
 
 
 def _call_notes(plan: Plan) -> list[tuple[str, str]]:

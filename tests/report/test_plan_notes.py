@@ -93,13 +93,15 @@ def test_pytorchs_own_that_is_wrong_is_told_of_instead_of_its_error() -> None:
         assigned("conv1", ConvOp.FPROP, OWN, dataclasses.replace(KEPT, error=2e-7)),
         assigned("conv1", ConvOp.WGRAD, OWN, dataclasses.replace(KEPT, error=1e33)),
     )
-    text = render_plan(a_mixed_plan(assignments=rows))
+    plan = a_mixed_plan(assignments=rows)
+    text = render_plan(plan)
 
     assert note(text, "error").startswith(
         "At most 2.0e-07 relative to float64 where PyTorch's own runs (conv1 f"
     )
     assert note(text, "wrong").startswith("At 1 of 2 sites, the first of them conv1 wgrad, PyTorch's own con")
     assert "by more than 10%" in note(text, "wrong")
+    assert note(render_plan(plan, brief=True), "wrong") == note(text, "wrong")
     assert "\nwrong " not in render_plan(a_mixed_plan())
 
 
@@ -114,6 +116,7 @@ def test_times_that_others_may_have_moved_are_told_of() -> None:
     assert note(render_plan(plan), "disturbed").startswith(
         "While 1 of the plan's 2 times were measured, others took up to 0.4 processors, so these times and "
     )
+    assert "disturbed" in render_plan(plan, brief=True)  # what the figures are worth is no legend
     assert [each["others"] for each in plan_as_json(plan)["sites"]] == [0.42, 0.42, 0]
     assert "disturbed" not in render_plan(a_mixed_plan())
 
