@@ -20,6 +20,7 @@ from mucudnn.recordings import shipped
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plan_advice import waits_by_default
 from mucudnn.store import default_path, expanded, readable_store
+from mucudnn.store.connections import errors_naming
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
@@ -227,11 +228,12 @@ class _Kept(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> "_Kept":
         """Return what the file holds; it is only read, unless a write that a crash tore is to be undone."""
-        if not path.exists():
-            return cls(exists=False)
-        if path.is_file() and path.stat().st_size == 0:
-            return cls()
         try:
+            with errors_naming(path):
+                if not path.exists():
+                    return cls(exists=False)
+                if path.is_file() and path.stat().st_size == 0:
+                    return cls()
             with readable_store(path) as store:
                 return cls(records=store.count(), environments=store.environments())
         except StoreError as error:

@@ -75,11 +75,11 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
         UnusableFileError: it cannot be read, or not be written though it shall.
         StoreError: it is damaged.
     """
-    if read_only and not path.exists():
-        raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
-    if path.is_dir():
-        raise UnusableFileError(f"{path} cannot be used as a store: it is a folder.")
-    with errors_naming(path):
+    with errors_naming(path):  # of folders, too, that may not be looked into
+        if read_only and not path.exists():
+            raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
+        if path.is_dir():
+            raise UnusableFileError(f"{path} cannot be used as a store: it is a folder.")
         if path.suffix == PACKED:
             return _unpacked(path, read_only)
         if not read_only:

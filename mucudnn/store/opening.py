@@ -9,7 +9,7 @@ from mucudnn.choices import PREFIX
 from mucudnn.errors import StoreError, StoreWarning, warn_user
 from mucudnn.files import cache_folder
 from mucudnn.store.base import Store
-from mucudnn.store.connections import UnusableFileError
+from mucudnn.store.connections import UnusableFileError, errors_naming
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
@@ -34,11 +34,14 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """Return `path` with the user's folder for a leading ~; that of an unknown user stays as it is.
 
     Raises:
-        StoreError: it names no file: it is empty, as a variable is that was not set, or a recording's name.
+        StoreError: it names no file: it is empty, as a variable is that was not set, has a NUL, or is a
+            recording's.
     """
     name = os.fspath(path)
     if not name:
         raise StoreError("A store must be a file, but got an empty name.")
+    if "\0" in name:
+        raise StoreError(f"A store must be a file, but got {name!r}: a file's name has no NUL.")
     if name.startswith(PREFIX):
         raise StoreError(f"A store must be a file, but got {name!r}: a recording is a backend.")
     try:
@@ -58,7 +61,9 @@ def readable_store(path: Path) -> SqliteStore:
     try:
         return SqliteStore(path, read_only=True)
     except StoreError:
-        if not (path.exists() and path.with_name(f"{path.name}-journal").exists()):
+        with errors_naming(path):
+            is_torn = path.exists() and path.with_name(f"{path.name}-journal").exists()
+        if not is_torn:
             raise
     return SqliteStore(path)
 

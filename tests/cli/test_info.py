@@ -177,6 +177,14 @@ def test_info_says_that_a_folder_is_no_store(store_path: Path) -> None:
     assert "which cannot be read" in " ".join(result.stdout.split())
 
 
+def test_info_tells_of_the_machine_though_the_store_cannot_be_looked_for(tmp_path: Path) -> None:
+    result = run("info", "--store", str(tmp_path / ("x" * 300)))
+
+    assert result.exit_code == 1
+    assert "File name too long" in result.stderr
+    assert __version__ in result.stdout
+
+
 def test_info_has_facts_as_json() -> None:
     value = json.loads(run("info", "--json").stdout)
 

@@ -493,6 +493,31 @@ def test_a_store_that_may_not_be_read_gives_an_empty_one(shelf: Path) -> None:
     assert store.count() == 0
 
 
+def test_a_store_in_a_folder_that_may_not_be_entered_gives_an_empty_one(shelf: Path) -> None:
+    _set_mode(shelf.parent, 0)
+
+    with pytest.warns(StoreWarning, match=r"What is measured now is not kept: .*: .* Permission denied"):
+        store = open_store(shelf)
+
+    assert store.count() == 0
+    with pytest.raises(StoreError, match=r"cannot be used as a store: .* Permission denied"):
+        readable_store(shelf)
+
+
+def test_a_store_whose_name_is_too_long_gives_an_empty_one(tmp_path: Path) -> None:
+    with pytest.warns(StoreWarning, match="What is measured now is not kept: .* File name too long"):
+        store = open_store(tmp_path / ("x" * 300))
+
+    assert store.count() == 0
+
+
+def test_a_name_with_a_nul_is_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a file's name has no NUL"):
+        open_store(f"{tmp_path}/profiles\0.sqlite3")
+
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_an_empty_file_on_a_read_only_disk_gives_an_empty_store(shelf: Path) -> None:
     _set_mode(shelf, 0o666)
     os.truncate(shelf, 0)
