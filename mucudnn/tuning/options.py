@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection
-from numbers import Number
+from numbers import Number, Real
 from typing import Any
 
 from mucudnn.backends import BACKENDS
@@ -177,7 +177,7 @@ def _limit_bytes(workspace_limit: int | str) -> int:
 def _checked_error(error: object) -> float | None:
     if error is None:
         return None
-    if isinstance(error, int | float) and not isinstance(error, bool) and 0 <= error < math.inf:
+    if isinstance(error, Real) and not isinstance(error, bool) and 0 <= float(error) < math.inf:
         return float(error)
     raise OptionError(f"max_error must be None or a number from 0 on, such as 2e-6, but got {error!r}.")
 

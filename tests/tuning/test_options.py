@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mucudnn.progress import ProgressOption
@@ -42,6 +43,13 @@ def test_a_default_that_is_a_relative_path_means_the_file_in_the_folder_of_now(
     monkeypatch.setenv("MUCUDNN_STORE", "profiles.sqlite3")
 
     assert settings_of(store=None).store == tmp_path / "profiles.sqlite3"
+
+
+@pytest.mark.parametrize("error", [1, 0.25, np.float32(0.25), np.float64(0.25)])
+def test_an_error_is_a_number_of_any_kind(error: float) -> None:
+    settings = settings_of(max_error=error)
+
+    assert (settings.max_error, type(settings.max_error)) == (float(error), float)
 
 
 COPYING = pytest.mark.parametrize(
