@@ -52,10 +52,10 @@ def compare(
 ) -> StepComparison:
     """Time `step` with the plan that `model` runs and without it, in turns, then its patched convolutions.
 
-    The step is really run, 4 n + 5 times for n rounds: parameters are updated, data are read, random numbers
-    are drawn. It should do the same work each time. "Before" means PyTorch's own convolutions without any
-    limit; the buffer of the plan stays allocated. `mucudnn.report.render_comparison` returns the result as a
-    table, and
+    The step is really run, 4 n + 5 times for n rounds, or 2 n + 5 where it alone is timed: parameters are
+    updated, data are read, random numbers are drawn. It should do the same work each time. "Before" means
+    PyTorch's own convolutions without any limit; the buffer of the plan stays allocated.
+    `mucudnn.report.render_comparison` returns the result as a table, and
 
         mucudnn.apply(model, mucudnn.compare(model, step).settled)
 
