@@ -67,7 +67,7 @@ class Bar:
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
-        self._task = bar.add_task("tuning", total=None)
+        self._task = bar.add_task("starting", total=None)
 
     def begin(self, work: float) -> None:
         """Draw the empty bar."""
