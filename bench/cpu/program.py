@@ -24,7 +24,7 @@ from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code, way_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Case, Failed, Line, Measured, Recording, append, read
-from bench.cpu.process import INTERRUPTED, ended
+from bench.cpu.process import INTERRUPTED, ended, not_told_anew
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS, USUAL
 from bench.cpu.step_cases import NETWORKS, cases_of
@@ -130,7 +130,7 @@ def _retold(folder: Path) -> int:
     try:
         results.retell(folder)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        print(f"bench.cpu: {folder} cannot be told anew: {error!r}", file=sys.stderr)
+        print(f"bench.cpu: {not_told_anew(folder, error)}", file=sys.stderr)
         return 2
     return 0
 

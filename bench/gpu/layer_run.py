@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cpu.lines import Failed, Line, append, read_packed_too, write_lines
-from bench.cpu.process import INTERRUPTED
+from bench.cpu.process import INTERRUPTED, not_told_anew
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import heed_termination, status_of
 from bench.gpu.layer_kinds import ENDED, STOPPED, with_status
@@ -76,7 +76,7 @@ def _retold(folder: Path) -> int:
     try:
         written = retell(folder)
     except (OSError, EOFError, ValueError) as error:
-        print(f"bench.gpu.layer_run: {folder} cannot be told anew: {error!r}", file=sys.stderr)
+        print(f"bench.gpu.layer_run: {not_told_anew(folder, error)}", file=sys.stderr)
         return 2
     for path in written:
         print(f"Written to {path}.")

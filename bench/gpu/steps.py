@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.arguments import seconds
 from bench.commit import commit
+from bench.cpu.process import not_told_anew
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.hanging import heed_termination
@@ -161,7 +162,7 @@ def _retold(folder: Path) -> int:
     try:
         print(f"Written to {retell(folder)}.")
     except (OSError, ValueError) as error:
-        print(f"bench.gpu.steps: {folder} cannot be told anew: {error}", file=sys.stderr)
+        print(f"bench.gpu.steps: {not_told_anew(folder, error)}", file=sys.stderr)
         return 2
     return 0
 
