@@ -4,6 +4,7 @@ It sees all packages of the Python that makes it, and adds those that are missin
 from the index that pip knows. It needs nothing but Python and pip.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import re
@@ -72,11 +73,21 @@ def made(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.gpu.install", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the environment is made")
+    parser.add_argument("wheels", nargs="?", metavar="WHEELS", help="folder of wheels (default: pip's index)")
+    return parser
+
+
 def main(arguments: Sequence[str]) -> int:
     """Make the environment; return the status of pip."""
-    folder, *rest = arguments
-    wheels = next(filter(None, rest), None)
-    python = made(Path(folder))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    folder, wheels = options.folder, options.wheels
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
+        parser.error(f"{folder} must be an environment, which is made anew, or empty")
+    python = made(folder)
     required, optional = missing(REQUIRED), missing(OPTIONAL)
     if optional:
         subprocess.run(pip_command(python, optional, wheels), check=False, stderr=subprocess.DEVNULL)

@@ -389,6 +389,28 @@ def test_what_is_there_in_another_version_is_installed() -> None:
     assert install.missing({"click": "click>=99", "pytest": "pytest>=1,<99"}) == ["click>=99"]
 
 
+def test_help_is_asked_for_and_no_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit, match="0"):
+        install.main(["--help"])
+
+    assert "FOLDER" in capsys.readouterr().out
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_of_something_else_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+
+    with pytest.raises(SystemExit, match="2"):
+        install.main([str(tmp_path)])
+
+    assert "must be an environment, which is made anew, or empty" in capsys.readouterr().err
+    assert (tmp_path / "mine").exists()
+
+
 def test_torch_is_never_among_the_packages() -> None:
     assert "torch" not in install.REQUIRED | install.OPTIONAL
 
