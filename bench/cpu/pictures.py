@@ -87,8 +87,10 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
 
 
 def _where(step: StepMeasured) -> str:
-    case, limit = step.case, format_bytes(step.limit_bytes)
-    return f"{case.network}, {limit}, {case.layout}, {SETTINGS[case.setting].text}"
+    """Return which step it is: the limit is the network's own, or told with the setting."""
+    case, setting = step.case, SETTINGS[step.case.setting]
+    limit = [format_bytes(step.limit_bytes)] if setting.limit_bytes is None else []
+    return ", ".join([case.network, *limit, case.layout, setting.text])
 
 
 def layers_figure(groups: Sequence[tuple[str, Sequence[Measured]]]) -> "Figure":
@@ -107,7 +109,8 @@ def layers_figure(groups: Sequence[tuple[str, Sequence[Measured]]]) -> "Figure":
     every[0].set_ylim(min(_LEAST, *medians) / _BEYOND, max(_MOST, *medians) * _BEYOND)
     figure.suptitle(
         f"Times as fast as PyTorch's own convolution: every layer with its {PERCENT} interval, "
-        "from the least to the most; in the titles the quotients of the sums of times"
+        "from the least to the most,\n"
+        "as far as the axis goes; in the titles the quotients of the sums of times"
     )
     drawing.add_legend(figure, (_STAYS, _FASTER, _UNDECIDED, _SLOWER))
     return figure
