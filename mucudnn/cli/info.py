@@ -38,7 +38,8 @@ _COSTLY = 1.05
 @click.command("info", short_help="Show this machine, its store and recordings.")
 @click.option(
     "--export-device", "exported", is_flag=False, flag_value=_STANDARD_OUTPUT, metavar="[FILE]",
-    help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else.",
+    help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else; "
+    "without FILE, to standard output.",
 )  # fmt: skip
 @click.option(
     "--store",
@@ -76,7 +77,7 @@ def _check_idle(**given: bool) -> None:
     """Refuse options for which a description that is written has no use."""
     for option in (option for option, is_given in given.items() if is_given):
         raise click.BadParameter(
-            "--export-device writes a file and shows nothing; leave this out.", param_hint=f"'--{option}'"
+            "--export-device writes nothing else; leave this out.", param_hint=f"'--{option}'"
         )
 
 

@@ -305,7 +305,7 @@ def test_what_an_exported_description_has_no_use_for_is_refused(
     result = run("info", "--export-device", tmp_path / "gpu.json", *more)
 
     assert result.exit_code == 2
-    assert f"{more[0]}': --export-device writes a file and shows nothing" in " ".join(result.stderr.split())
+    assert f"{more[0]}': --export-device writes nothing else" in " ".join(result.stderr.split())
     assert not (tmp_path / "gpu.json").exists()
 
 
