@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from mucudnn.errors import SizeError
+from mucudnn.files import is_there
 from mucudnn.sizes import parse_bytes
 
 
@@ -50,10 +51,14 @@ def plan_file(text: str) -> Path:
     """Return where a plan is to be written, with a page beside it of the same name that ends with .html.
 
     Raises:
-        argparse.ArgumentTypeError: it is a folder, or the page's own name.
+        argparse.ArgumentTypeError: it is a folder, or the page's own name, or may not be looked for.
     """
     path = Path(text)
-    if path.is_dir():
+    try:
+        is_folder = is_there(path) and path.is_dir()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be used: {error.strerror}") from error
+    if is_folder:
         raise argparse.ArgumentTypeError(f"{text} is a folder")
     if path.with_suffix(".html") == path:
         raise argparse.ArgumentTypeError(f"{text} is where the plan is drawn; call the plan otherwise")

@@ -26,6 +26,20 @@ def cache_folder() -> Path:
     return found if found.is_absolute() else nowhere  # older releases give ~ as it is
 
 
+def is_there(path: Path) -> bool:
+    """Return whether something has this name.
+
+    Raises:
+        OSError: that cannot be told, as in a folder that may not be entered. `Path.exists` says no to some of
+            these errors, and from Python 3.14 on to all.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def is_device(path: str | os.PathLike[str]) -> bool:
     """Return whether `path` names what cannot be replaced: a pipe, say, or what this process has open."""
     if _descriptor(path) is not None:

@@ -11,7 +11,7 @@ from mucudnn.cli.cudnn import version_of
 from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json, report_width
 from mucudnn.errors import BackendError, StoreError
-from mucudnn.files import write_whole
+from mucudnn.files import is_there, write_whole
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
@@ -231,7 +231,7 @@ class _Kept(NamedTuple):
         """Return what the file holds; it is only read, unless a write that a crash tore is to be undone."""
         try:
             with errors_naming(path):
-                if not path.exists():
+                if not is_there(path):
                     return cls(exists=False)
                 if path.is_file() and path.stat().st_size == 0:
                     return cls()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mucudnn.errors import StoreError
+from mucudnn.files import is_there
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import unforked_lock
 
@@ -75,10 +76,11 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
         UnusableFileError: it cannot be read, or not be written though it shall.
         StoreError: it is damaged.
     """
-    with errors_naming(path):  # of folders, too, that may not be looked into
-        if read_only and not path.exists():
-            raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
-        if path.is_dir():
+    with errors_naming(path):  # its folder may be one that may not be entered
+        if not is_there(path):
+            if read_only:
+                raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
+        elif path.is_dir():
             raise UnusableFileError(f"{path} cannot be used as a store: it is a folder.")
         if path.suffix == PACKED:
             return _unpacked(path, read_only)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mucudnn.choices import PREFIX
 from mucudnn.errors import StoreError, StoreWarning, warn_user
-from mucudnn.files import cache_folder
+from mucudnn.files import cache_folder, is_there
 from mucudnn.store.base import Store
-from mucudnn.store.connections import UnusableFileError, errors_naming
+from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
@@ -61,11 +61,16 @@ def readable_store(path: Path) -> SqliteStore:
     try:
         return SqliteStore(path, read_only=True)
     except StoreError:
-        with errors_naming(path):
-            is_torn = path.exists() and path.with_name(f"{path.name}-journal").exists()
-        if not is_torn:
+        if not _is_torn(path):
             raise
     return SqliteStore(path)
+
+
+def _is_torn(path: Path) -> bool:
+    """Return whether a crash has left a write to be undone, as far as that can be told."""
+    with contextlib.suppress(OSError):
+        return is_there(path) and is_there(path.with_name(f"{path.name}-journal"))
+    return False
 
 
 def open_store(store: StoreOption = None) -> Store:

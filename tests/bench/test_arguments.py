@@ -18,6 +18,8 @@ def test_seconds_may_have_no_end_but_are_numbers() -> None:
 
 def test_a_plan_is_no_folder_and_lies_beside_its_page(tmp_path: Path) -> None:
     assert plan_file(str(tmp_path / "plan.json")) == tmp_path / "plan.json"
+    with pytest.raises(argparse.ArgumentTypeError, match="cannot be used: File name too long"):
+        plan_file("x" * 300)
     with pytest.raises(argparse.ArgumentTypeError, match="is a folder"):
         plan_file(str(tmp_path))
     with pytest.raises(argparse.ArgumentTypeError, match="is where the plan is drawn"):

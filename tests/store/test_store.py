@@ -511,6 +511,14 @@ def test_a_store_whose_name_is_too_long_gives_an_empty_one(tmp_path: Path) -> No
     assert store.count() == 0
 
 
+def test_what_is_wrong_with_a_store_is_told_though_its_journal_cannot_be_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)  # of which a journal's name is too long
+    path.write_bytes(b"no database" * 1000)
+
+    with pytest.raises(StoreError, match="file is not a database"):
+        readable_store(path)
+
+
 def test_a_name_with_a_nul_is_none(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a file's name has no NUL"):
         open_store(f"{tmp_path}/profiles\0.sqlite3")
