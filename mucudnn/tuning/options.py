@@ -1,5 +1,6 @@
 """What a user may ask of the tuner, read and checked before any work is done."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -177,8 +178,10 @@ def _limit_bytes(workspace_limit: int | str) -> int:
 def _checked_error(error: object) -> float | None:
     if error is None:
         return None
-    if isinstance(error, Real) and not isinstance(error, bool) and 0 <= float(error) < math.inf:
-        return float(error)
+    if isinstance(error, Real) and not isinstance(error, bool):
+        with contextlib.suppress(OverflowError):  # which is as good as infinite
+            if 0 <= float(error) < math.inf:
+                return float(error)
     raise OptionError(f"max_error must be None or a number from 0 on, such as 2e-6, but got {error!r}.")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mucudnn.errors import OptionError
 from mucudnn.progress import ProgressOption
 from mucudnn.store import MemoryStore, StoreOption
 from mucudnn.tuning.options import Settings
@@ -50,6 +51,11 @@ def test_an_error_is_a_number_of_any_kind(error: float) -> None:
     settings = settings_of(max_error=error)
 
     assert (settings.max_error, type(settings.max_error)) == (float(error), float)
+
+
+def test_an_error_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(OptionError, match="max_error must be None or a number from 0 on"):
+        settings_of(max_error=10**400)
 
 
 COPYING = pytest.mark.parametrize(
