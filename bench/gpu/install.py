@@ -80,13 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _may_be_made_anew(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / "pyvenv.cfg").exists() or not any(folder.iterdir()))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Make the environment; return the status of pip."""
     parser = _parser()
     options = parser.parse_args(arguments)
     folder, wheels = options.folder, options.wheels
-    if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
-        parser.error(f"{folder} must be an environment, which is made anew, or empty")
+    if folder.exists() and not _may_be_made_anew(folder):
+        parser.error(f"{folder} must be an environment, which is made anew, or an empty folder")
     python = made(folder)
     required, optional = missing(REQUIRED), missing(OPTIONAL)
     if optional:

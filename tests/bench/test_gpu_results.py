@@ -401,14 +401,31 @@ def test_help_is_asked_for_and_no_folder_is_made(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_folder_of_something_else_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("inside", ["", "mine"], ids=["the folder", "the file in it"])
+def test_what_is_no_environment_stays(
+    inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").write_text("mine")
 
     with pytest.raises(SystemExit, match="2"):
-        install.main([str(tmp_path)])
+        install.main([str(tmp_path / inside)])
 
-    assert "must be an environment, which is made anew, or empty" in capsys.readouterr().err
-    assert (tmp_path / "mine").exists()
+    assert "must be an environment, which is made anew, or an empty folder" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("files", [(), ("pyvenv.cfg", "old")], ids=["empty", "an environment"])
+def test_an_environment_is_made_anew(
+    files: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(install, "missing", lambda _: [])
+
+    assert install.main([str(tmp_path)]) == 0
+
+    assert (tmp_path / "bin" / "python").exists()
+    assert not (tmp_path / "old").exists()
 
 
 def test_torch_is_never_among_the_packages() -> None:
