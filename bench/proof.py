@@ -23,14 +23,15 @@ from torch import nn
 
 from bench.arguments import at_least_one
 from bench.commit import commit
-from bench.cpu.process import INTERRUPTED
 from bench.data import Digits, load
+from bench.endings import INTERRUPTED
 from bench.networks import resnet18
 from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
 from bench.steps import in_float64
 from bench.training import perturbed, train
 from mucudnn import apply
 from mucudnn.errors import MucudnnError
+from mucudnn.files import is_there
 from mucudnn.plan import Plan
 from mucudnn.plan_file import encode
 from mucudnn.problem import Layout
@@ -50,10 +51,10 @@ The rate falls to 0, so that the last steps do not toss the few test images abou
 def main() -> int:
     """Run the comparisons; return 0 if all hold, else 1."""
     options = _parser().parse_args()
-    if not Path(options.plan).exists():
-        print(f"bench.proof: there must be a plan in {options.plan}, as make run writes it.", file=sys.stderr)
-        return 1
     try:
+        if not is_there(Path(options.plan)):
+            print(f"mucudnn: there must be a plan in {options.plan}, as make run writes it.", file=sys.stderr)
+            return 1
         check_matplotlib()
         plan, version = Plan.load(options.plan), commit()
         proof = _proven(_Training(plan), options)
@@ -62,7 +63,7 @@ def main() -> int:
         print(f"mucudnn: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("bench.proof: interrupted; nothing is kept.", file=sys.stderr)
+        print("mucudnn: interrupted; the proof was not finished.", file=sys.stderr)
         return INTERRUPTED
     return 0 if proof.holds else 1
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from bench.arguments import seconds
 from bench.attempts import Attempts
-from bench.cpu.process import INTERRUPTED, reason_of
+from bench.cpu.process import reason_of
+from bench.endings import INTERRUPTED
 from bench.gpu.results import slug
 from bench.precision import tf32
 from bench.ship import MOST_BYTES

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from bench.cpu.settings import SETTINGS, environment_of
+from bench.endings import INTERRUPTED
 from mucudnn.plan_file import decode, encode
 
 Task = TypeVar("Task")
-
-INTERRUPTED = 130
-"""Exit status of what was interrupted."""
 
 _PR_SET_PDEATHSIG = 1
 """Linux's number, of prctl, for the signal that a process gets when the one that started it ends."""
@@ -72,12 +69,6 @@ def task_from(kind: type[Task], text: str) -> Task:
     """
     task: Task = decode(kind, json.loads(text), "the task")
     return task
-
-
-def not_told_anew(folder: Path, error: Exception) -> str:
-    """Return in a sentence why no summary of a folder of results could be written anew."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-    return f"{folder} cannot be told anew: {reason}."
 
 
 def reason_of(error: Exception) -> str:

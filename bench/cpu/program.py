@@ -24,7 +24,7 @@ from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code, way_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Case, Failed, Line, Measured, Recording, append, read
-from bench.cpu.process import INTERRUPTED, ended, not_told_anew
+from bench.cpu.process import ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS, USUAL
 from bench.cpu.step_cases import NETWORKS, cases_of
@@ -32,6 +32,7 @@ from bench.cpu.step_child import StepTask
 from bench.cpu.step_lines import StepCase
 from bench.cpu.way_cases import WAY_NETWORKS, WayCase
 from bench.cpu.way_child import WayTask
+from bench.endings import INTERRUPTED, not_told_anew
 from mucudnn.errors import BackendError, MucudnnError
 from mucudnn.intervals import FEWEST_SAMPLES
 from mucudnn.problem import ConvOp, Layout
@@ -153,6 +154,7 @@ def _status_of(measure: Callable[[], None]) -> int:
     try:
         measure()
     except KeyboardInterrupt:
+        print("bench.cpu: interrupted; what was measured is kept.", file=sys.stderr)
         return INTERRUPTED
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)

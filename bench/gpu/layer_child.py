@@ -31,7 +31,8 @@ from bench.cpu.lines import (
     read_packed_too,
 )
 from bench.cpu.measure import CaseMeter, Questions
-from bench.cpu.process import INTERRUPTED, reason_of
+from bench.cpu.process import reason_of
+from bench.endings import INTERRUPTED
 from bench.gpu import layer_cases
 from bench.gpu.ground import LOST, CardGround, Ground, is_alive
 from bench.gpu.hanging import ended_if_it_hangs, heed_termination

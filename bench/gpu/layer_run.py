@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.cpu.lines import Failed, Line, append, read_packed_too, write_lines
-from bench.cpu.process import INTERRUPTED, not_told_anew
+from bench.endings import INTERRUPTED, not_told_anew
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import heed_termination, status_of
 from bench.gpu.layer_kinds import ENDED, STOPPED, with_status

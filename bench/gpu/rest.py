@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.arguments import seconds
-from bench.cpu.process import INTERRUPTED
+from bench.endings import INTERRUPTED
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import DYING_S, heed_termination, status_of
 from bench.gpu.layer_run import PATIENCE_S

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.arguments import seconds
 from bench.commit import commit
-from bench.cpu.process import not_told_anew
+from bench.endings import INTERRUPTED, not_told_anew
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.hanging import heed_termination
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("bench.gpu.steps: interrupted; what was measured is kept.", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings: Sequence[Setting]) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from bench.arguments import at_least_one
 from bench.commit import commit
+from bench.endings import INTERRUPTED
 from bench.models.compare import BOUND, Found, compare
 from bench.models.zoo import BATCH, Entry, entries
 from mucudnn.report.table import table
@@ -37,6 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     torch.set_num_threads(1)
+    try:
+        return _compared(chosen, options)
+    except KeyboardInterrupt:
+        print("bench.models: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _compared(chosen: Sequence[Entry], options: argparse.Namespace) -> int:
+    """Train the chosen models; return the exit status."""
     found = []
     for number, entry in enumerate(chosen, 1):
         start = time.perf_counter()

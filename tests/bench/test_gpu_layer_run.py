@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.cpu.lines import Case, Failed, Recording, read, read_packed_too, write_lines
-from bench.cpu.process import INTERRUPTED
+from bench.endings import INTERRUPTED
 from bench.gpu import layer_run
 from bench.gpu.layer_kinds import STOPPED
 from bench.gpu.layer_options import parser

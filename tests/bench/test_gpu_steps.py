@@ -311,7 +311,7 @@ def test_lines_are_told_anew_as_they_were_and_the_last_of_equal_trials_counts(
     assert (tmp_path / TABLES).read_text() == summary(found) + "\n"
 
     assert steps.main(["--retell", str(tmp_path / "none")]) == 2
-    assert "none cannot be told anew: No such file or directory." in capsys.readouterr().err
+    assert "No such file or directory." in capsys.readouterr().err
 
 
 def test_a_line_in_the_middle_of_which_a_process_died_costs_its_trial_alone(

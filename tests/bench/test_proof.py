@@ -12,6 +12,7 @@ from bench import proof as program
 from bench.commit import commit
 from bench.data import Digits, load
 from bench.differences import largest
+from bench.endings import INTERRUPTED
 from bench.networks import conv_norm
 from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
 from mucudnn.plan_file import decode
@@ -79,7 +80,21 @@ def test_without_a_plan_the_program_says_what_writes_one(
     monkeypatch.setattr(sys, "argv", ["proof", "--plan", str(tmp_path / "plan.json")])
     assert program.main() == 1
     told = capsys.readouterr().err
-    assert told == f"bench.proof: there must be a plan in {tmp_path / 'plan.json'}, as make run writes it.\n"
+    assert told == f"mucudnn: there must be a plan in {tmp_path / 'plan.json'}, as make run writes it.\n"
+
+
+def test_an_interrupt_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    a_plan().save(tmp_path / "plan.json")
+    monkeypatch.setattr(program, "_proven", interrupted)
+    monkeypatch.setattr(sys, "argv", ["proof", "--plan", str(tmp_path / "plan.json")])
+
+    assert program.main() == INTERRUPTED
+    assert capsys.readouterr().err == "mucudnn: interrupted; the proof was not finished.\n"
 
 
 @pytest.mark.parametrize("option", ["--steps", "--twins", "--epochs", "--seeds"])
