@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 
 from bench.arguments import at_least_one, plan_file, size
-from bench.cpu.process import INTERRUPTED
 from bench.data import TRAIN_IMAGES
 from bench.differences import Differences
+from bench.endings import INTERRUPTED
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
 from mucudnn import apply, compare, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Mode, Policy
+from mucudnn.cli.output import telling_what_is_kept
 from mucudnn.comparing.step_comparison import PairedTimes
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
@@ -61,7 +62,6 @@ def main() -> int:
         print(f"mucudnn: {error.filename or 'A file'} cannot be used: {reason}.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("mucudnn: interrupted; finished measurements are kept in the store.", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -125,7 +125,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
         f"ResNet-18 (32x32), training step on {len(step.images)} handwritten digits, {options.layout}, "
         f"{threads} {'thread' if threads == 1 else 'threads'}, limit {format_bytes(options.limit)}."
     )
-    with open_store(options.store) as store:
+    with open_store(options.store) as store, telling_what_is_kept(store, again=options.again):
         plan, cost = _tuned(step, store, options)
         _say(cost.told())
         _keep(plan, options.plan)
@@ -140,10 +140,10 @@ def _demonstrate(options: argparse.Namespace) -> None:
     memory = _show_memory(plan, options)
     exact = _show_proof(step, patched, plan)
     _say(f"\nIn short: {_time_in_short(times, cost)}")
-    if (doubt := disturbance(plan)) is not None:
-        _say(f"{doubt} Run it with --again (make run ARGS=--again) while the machine is idle.")
     proof = f"Computed in float64 it differs by {exact:.1e} of the largest value at most."
     _say(proof if memory is None else f"{memory} {proof}")
+    if (doubt := disturbance(shown)) is not None:
+        _say(f"{doubt} Run the same command with --again while the machine is idle.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Cost:
 
     Attributes:
         seconds: of this run.
-        measured: how many candidates, divisions and pairs of whole calls were timed in it.
+        measured: how many candidates, divisions and pairs of whole calls it has begun to measure.
         known: how many records the store had before that may have spared it some; perhaps of other models.
     """
 
@@ -162,13 +162,11 @@ class Cost:
 
     def told(self) -> str:
         """Return it as a sentence."""
-        known = f" (records in the store before: {self.known})" if self.known else ""
-        return (
-            f"Tuned in {self.seconds:.0f} s: {self.measured} candidates and divisions were measured{known}."
-        )
+        known = f"; known before: {self.known}, perhaps of other models" if self.known else ""
+        return f"Tuned in {self.seconds:.0f} s. Candidates and divisions measured: {self.measured}{known}."
 
 
-class _Counted:
+class _CountingProgress:
     """Progress as it is shown, and how much was measured in the end."""
 
     def __init__(self, shown: Progress) -> None:
@@ -186,12 +184,12 @@ def _tuned(step: TrainingStep, store: Store, options: argparse.Namespace) -> tup
     """Return the plan of the model, and what it took to find it."""
     known, start = 0 if options.again else store.count(), time.perf_counter()
     with progress_for(wish=True) as shown:
-        counted = _Counted(shown)
+        counting = _CountingProgress(shown)
         plan = tune(
             step.model, step.images, options.limit,
-            mode=options.mode, policy=options.policy, store=store, again=options.again, progress=counted,
+            mode=options.mode, policy=options.policy, store=store, again=options.again, progress=counting,
         )  # fmt: skip
-    return plan, Cost(time.perf_counter() - start, counted.measured, known)
+    return plan, Cost(time.perf_counter() - start, counting.measured, known)
 
 
 def _keep(plan: Plan, path: Path) -> None:
@@ -229,6 +227,7 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
         chosen=seen.estimates[division],
         verdict=seen.verdict(own, division),
         speedups=seen.speedups(own),
+        others=seen.others,
         reference_workspace_bytes=seen.workspaces.get(own),
     )
 

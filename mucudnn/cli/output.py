@@ -18,6 +18,8 @@ import click
 import mucudnn
 from mucudnn.errors import MucudnnWarning, SampleError
 from mucudnn.report import DEFAULT_WIDTH
+from mucudnn.store import Store
+from mucudnn.store.steadfast import SteadfastStore
 
 _STDOUT, _STDERR = 1, 2
 """Their descriptors, which what is written in C knows."""
@@ -54,6 +56,18 @@ def _to_standard_error(line: str, file: IO[Any] | None = None) -> None:
     """Print a line; where its reader has left or a disk is full, hours of work go on without."""
     with contextlib.suppress(OSError):
         click.echo(line, file=file, err=True)
+
+
+@contextlib.contextmanager
+def telling_what_is_kept(store: Store, *, again: bool) -> Iterator[None]:
+    """On an interrupt, say what remains of the work, and let it pass."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if isinstance(store, SteadfastStore) and store.is_kept:
+            how = "; go on without --again" if again else ""
+            tell(f"interrupted; finished measurements are kept in the store{how}.")
+        raise
 
 
 @contextlib.contextmanager

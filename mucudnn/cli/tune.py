@@ -1,6 +1,5 @@
 """`mucudnn tune`: from a model to a plan."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +26,12 @@ from mucudnn.cli.options import (
     size,
     target_argument,
 )
-from mucudnn.cli.output import others_on_standard_error, say, tell
+from mucudnn.cli.output import others_on_standard_error, say, telling_what_is_kept
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
 from mucudnn.plan import Plan
 from mucudnn.report import draw_plan
 from mucudnn.store import MemoryStore, Store, open_store
-from mucudnn.store.steadfast import SteadfastStore
 
 
 @click.command("tune", short_help="Tune a model: print its plan, save it.")
@@ -112,7 +110,7 @@ def tune_command(
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
     kept: Store = MemoryStore() if is_replay else open_store(store)
-    with kept as opened, _telling_what_is_kept(opened, again=again), others_on_standard_error():
+    with kept as opened, telling_what_is_kept(opened, again=again), others_on_standard_error():
         from mucudnn.tuner import tune  # here, so that help and other commands do not wait for torch
 
         device = device_of_backend(backend)
@@ -168,15 +166,3 @@ def _how_it_went(seconds: float, backend: str, output: Path | None, plot: Path |
     yield "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}."
     if plot is not None:
         yield f"It is drawn in {plot}."
-
-
-@contextlib.contextmanager
-def _telling_what_is_kept(store: Store, *, again: bool) -> Iterator[None]:
-    """On an interrupt, say what remains of the work, and let it pass."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if isinstance(store, SteadfastStore) and store.is_kept:
-            how = "; go on without --again" if again else ""
-            tell(f"interrupted; finished measurements are kept in the store{how}.")
-        raise
