@@ -48,6 +48,14 @@ def test_a_step_is_a_line_with_both_times_and_the_speedup() -> None:
     assert axes.get_xlim()[0] == 0
 
 
+def test_a_limit_that_its_setting_names_stands_there_alone() -> None:
+    case = step_lines.case(setting="2-threads-8mib")
+
+    (axes,) = steps_figure([step_lines.measured(case, 2500.0, 1250.0)]).axes
+
+    assert names(axes) == ["resnet18, channels_last, 2 threads, within 8 MiB"]
+
+
 def test_layers_stand_in_the_order_of_their_speedups_losses_and_all() -> None:
     lines = [
         a_layer("net/a", 20.0, 10.0),

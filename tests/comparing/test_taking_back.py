@@ -86,8 +86,13 @@ def test_in_sharing_mode_what_was_profiled_counts_as_much_as_what_was_seen(seen_
 
 @pytest.mark.parametrize(
     ("mode", "changes"),
-    [(Mode.REUSE, {"reference": None}), (Mode.SHARING, {}), (Mode.SHARING, {"reference": None})],
-    ids=["over the limit", "over its share", "over both"],
+    [
+        (Mode.REUSE, {"reference": None}),
+        (Mode.REUSE, {"reference_workspace_bytes": 1 << 40}),
+        (Mode.SHARING, {}),
+        (Mode.SHARING, {"reference": None}),
+    ],
+    ids=["over the limit", "over it, but timed to compare", "over its share", "over both"],
 )
 def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, object]) -> None:
     plan = planned(assigned("one", **changes), mode=mode)
