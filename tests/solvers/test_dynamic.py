@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.choices import Policy
@@ -16,6 +16,7 @@ from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable, best_of, least_workspace_bytes, solve_reuse
 from mucudnn.solvers.dynamic import Grid, Table
 from mucudnn.solvers.exhaustive import fastest_division
+from tests.breadth import examples
 from tests.solvers.cases import MIB, candidates, known
 
 BATCHES = st.integers(0, 8)
@@ -29,7 +30,7 @@ def _solved(offered: Sequence[Candidate], batch: int, limit_bytes: int) -> Divis
         return None
 
 
-@settings(max_examples=1500)
+@examples(1500)
 @given(candidates(), BATCHES, LIMITS)
 def test_reuse_is_what_trying_every_division_finds(
     offered: list[Candidate], batch: int, limit_bytes: int
@@ -37,7 +38,7 @@ def test_reuse_is_what_trying_every_division_finds(
     assert _solved(offered, batch, limit_bytes) == fastest_division(offered, batch, limit_bytes)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(candidates(), BATCHES, LIMITS)
 def test_the_table_holds_the_answer_of_every_smaller_batch(
     offered: list[Candidate], batch: int, limit_bytes: int
@@ -75,7 +76,7 @@ def test_a_table_counts_once_for_all_batches_that_need_the_same_workspace(
     assert found == [solve_reuse(offered, batch, 40) for batch in range(4, 65)]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(candidates(), BATCHES, LIMITS, st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_does_not_matter(
     offered: list[Candidate], batch: int, limit_bytes: int, dice: random.Random
@@ -85,7 +86,7 @@ def test_the_order_of_the_candidates_does_not_matter(
     assert _solved(shuffled, batch, limit_bytes) == _solved(offered, batch, limit_bytes)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(candidates(), st.integers(1, 8))
 def test_the_least_workspace_of_an_infeasible_problem_is_exact(offered: list[Candidate], batch: int) -> None:
     least_bytes = least_workspace_bytes(offered, batch)
@@ -97,7 +98,7 @@ def test_the_least_workspace_of_an_infeasible_problem_is_exact(offered: list[Can
         assert least_bytes == 0 or _solved(offered, batch, least_bytes - 1) is None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(candidates(), st.integers(1, 8), st.integers(1, 10**6))
 def test_times_that_are_not_dyadic_lose_no_more_than_rounding(
     offered: list[Candidate], batch: int, divisor: int

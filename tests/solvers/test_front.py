@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.choices import Policy
@@ -13,6 +13,7 @@ from mucudnn.errors import InfeasibleError
 from mucudnn.profile import Candidate
 from mucudnn.solvers import division_front, pareto, solve_reuse
 from mucudnn.solvers.exhaustive import every_front_point
+from tests.breadth import examples
 from tests.solvers.cases import MIB, candidates, known, whole
 
 
@@ -30,7 +31,7 @@ def _reuse(offered: list[Candidate], batch: int, limit_bytes: int) -> list[Divis
         return []
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(candidates(), st.integers(1, 7))
 def test_a_front_is_what_the_definition_says(offered: list[Candidate], batch: int) -> None:
     front = _front(offered, batch)
@@ -38,7 +39,7 @@ def test_a_front_is_what_the_definition_says(offered: list[Candidate], batch: in
     assert [(each.workspace_bytes, each.time_s) for each in front] == every_front_point(offered, batch)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(candidates(), st.integers(1, 7), st.integers(0, 6))
 def test_a_front_holds_what_reuse_finds_at_every_limit(
     offered: list[Candidate], batch: int, limit_bytes: int
@@ -50,7 +51,7 @@ def test_a_front_holds_what_reuse_finds_at_every_limit(
         assert fitting[-1:] == _reuse(offered, batch, limit)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(candidates(), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_a_front_does_not_depend_on_the_order_of_the_candidates(
     offered: list[Candidate], batch: int, dice: random.Random

@@ -3,13 +3,14 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.division import Division
 from mucudnn.solvers import merging, pareto
 from mucudnn.solvers.exhaustive import fastest_selection
 from mucudnn.solvers.merging import Choices, Prices, TooManySumsError, best_selection
+from tests.breadth import examples
 from tests.solvers.cases import fronts, whole
 
 
@@ -17,7 +18,7 @@ def _least_bytes(offers: dict[str, list[Division]]) -> int:
     return sum(min(each.workspace_bytes for each in offer) for offer in offers.values())
 
 
-@settings(max_examples=1500)
+@examples(1500)
 @given(fronts(), st.integers(0, 25))
 def test_merging_finds_what_trying_every_selection_finds(
     offers: dict[str, list[Division]], spare_bytes: int
@@ -33,7 +34,7 @@ def test_merging_finds_what_trying_every_selection_finds(
     assert found == fastest_selection(offers, limit_bytes)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(fronts(), st.integers(0, 25))
 def test_the_cheapest_selection_fits_and_nothing_is_below_the_lower_bound(
     offers: dict[str, list[Division]], spare_bytes: int
